@@ -60,8 +60,8 @@ class AcesoFiles:
             elif match := _RUN.fullmatch(name):
                 runs.setdefault(match["plan"], {})[int(match["stage"]), int(match["rank"])] = path
         plans = {path.stem: path for name, path in named.items() if name.endswith(".json")}
-        for found, what in ((plans, "plan (NAME.json)"), (ops, "profile (MODEL_mbsB_tpT_algoA.csv)")):
-            if not found:
+        for files, what in ((plans, "plan (NAME.json)"), (ops, "profile (MODEL_mbsB_tpT_algoA.csv)")):
+            if not files:
                 remedy = "Give the folder that has the plans and the profiles."
                 raise InvalidInput(f"has no {what}", where=str(folder), remedy=remedy)
         links = {name: named[name] for name in LINKS if name in named}
@@ -83,22 +83,22 @@ class AcesoFiles:
         Raises:
             InvalidInput: the model was not profiled with this tensor-parallel degree and algorithm.
         """
-        if (found := self.ops.get((model, tensor, algorithm))) is None:
+        if (paths := self.ops.get((model, tensor, algorithm))) is None:
             what = f"has no profile {model}_mbs*_tp{tensor}_algo{algorithm}.csv, which the plan needs"
             known = ", ".join(sorted({f"{m}_tp{t}_algo{a}" for m, t, a in self.ops}))
             raise InvalidInput(what, where=str(self.folder), remedy=f"Profiled: {known}.")
-        return found
+        return paths
 
 
 def _by_name(root: Path) -> dict[str, Path]:
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for path in sorted(root.rglob("*")):
         if path.suffix in (".csv", ".json") and path.is_file():
-            if path.name in found:
-                what = f"{found[path.name].parent} has a file '{path.name}' too"
+            if path.name in paths:
+                what = f"{paths[path.name].parent} has a file '{path.name}' too"
                 raise InvalidInput(what, where=str(path), remedy="Import one cluster at a time.")
-            found[path.name] = path
-    return found
+            paths[path.name] = path
+    return paths
 
 
 def read_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]]]:

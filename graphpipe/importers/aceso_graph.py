@@ -48,7 +48,7 @@ def op_names(ops: Sequence[RunOp]) -> tuple[tuple[str, ...], tuple[tuple[str, ..
             name = f"region-{count}.{name}"
         names.append(name)
         before = op
-    return tuple(names), tuple(tuple(found) for _, found in sorted(regions.items()))
+    return tuple(names), tuple(tuple(region) for _, region in sorted(regions.items()))
 
 
 def run_graph(name: str, ops: Sequence[RunOp], names: Sequence[str]) -> Graph:
@@ -72,7 +72,7 @@ def run_graph(name: str, ops: Sequence[RunOp], names: Sequence[str]) -> Graph:
 
 def _skips(ops: Sequence[RunOp]) -> dict[tuple[int, int], float]:
     """Return the bytes per sample of the edges between operators that are not neighbours."""
-    found: dict[tuple[int, int], float] = {}
+    skips: dict[tuple[int, int], float] = {}
     last: dict[str, int] = {}
     for at, op in enumerate(ops):
         passed = last.get(SKIPS.get(op.profile.name, ""))
@@ -85,9 +85,9 @@ def _skips(ops: Sequence[RunOp]) -> dict[tuple[int, int], float]:
             elif passed and ops[passed - 1].stage == through.stage:
                 # What passes the layernorm is the output before it. Another stage's output is passed on here.
                 source = passed - 1
-            found[source, at] = count / through.profiled_samples
+            skips[source, at] = count / through.profiled_samples
         last[op.profile.name] = at
-    return found
+    return skips
 
 
 def _tied(ops: Sequence[RunOp]) -> dict[str, float]:

@@ -49,13 +49,13 @@ def read_collective(path: Path) -> Mapping[float, float]:
         InvalidInput: unreadable, a column is missing, or a bad number (with its line).
     """
     size, time = "data_size(MB)", "time(ms)"
-    found: dict[float, float] = {}
+    seconds_by_bytes: dict[float, float] = {}
     for where, row in read_rows(path, (size, time)):
         count = amount(row[size], f"{where}, {size}", zero=False) * MIB
-        found[count] = amount(row[time], f"{where}, {time}") * 1e-3
-    if not found:
+        seconds_by_bytes[count] = amount(row[time], f"{where}, {time}") * 1e-3
+    if not seconds_by_bytes:
         raise InvalidInput("lists no sizes", where=str(path), remedy="Write it again.")
-    return found
+    return seconds_by_bytes
 
 
 def collective_seconds(measured: Mapping[float, float], count: float) -> float:

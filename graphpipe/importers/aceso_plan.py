@@ -65,8 +65,8 @@ class AcesoPlan:
                 _length(getattr(self, field)[stage], count, "operators", f"{where}, {field}, stage {stage}")
             for field in _PER_OP[:2]:
                 self._check_degree(field, stage, where)
-            found, listed = self.tensor(stage) * self.replicas(stage), self.num_gpus[stage]
-            if found != listed:
+            used, listed = self.tensor(stage) * self.replicas(stage), self.num_gpus[stage]
+            if used != listed:
                 what = f"has {listed} GPUs, but tensor- and data-parallel degrees {self.tensor(stage)} x "
                 what += str(self.replicas(stage))
                 raise InvalidInput(what, where=f"{where}, num_gpus, stage {stage}", remedy="The product must match.")

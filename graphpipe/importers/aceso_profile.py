@@ -35,14 +35,14 @@ def read_profile(path: Path) -> tuple[OpProfile, ...]:
     Raises:
         InvalidInput: unreadable, a column is missing, a bad number (with its line), or an operator is listed twice.
     """
-    found: dict[str, OpProfile] = {}
+    profiles: dict[str, OpProfile] = {}
     for where, row in read_rows(path, ("op_name", *_SECONDS, *_BYTES)):
-        if not (name := row["op_name"]) or name in found:
+        if not (name := row["op_name"]) or name in profiles:
             what = f"operator '{name}' is listed twice" if name else "has no operator name"
             raise InvalidInput(what, where=where, remedy="List each operator once, with its name.")
         seconds = [amount(row[column], f"{where}, {column}") * 1e-6 for column in _SECONDS]
         sizes = [amount(row[column], f"{where}, {column}") * MIB for column in _BYTES]
-        found[name] = OpProfile(
+        profiles[name] = OpProfile(
             name=name,
             forward_seconds=seconds[0],
             backward_seconds=seconds[1],
@@ -51,9 +51,9 @@ def read_profile(path: Path) -> tuple[OpProfile, ...]:
             weight_bytes=sizes[2],
             activation_bytes=sizes[3],
         )
-    if not found:
+    if not profiles:
         raise InvalidInput("lists no operators", where=str(path), remedy="Write it again.")
-    return tuple(found.values())
+    return tuple(profiles.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +72,8 @@ class ModelProfiles:
         """
         rows = {samples: read_profile(path) for samples, path in sorted(paths.items())}
         first = min(rows)
-        for samples, found in rows.items():
-            if [row.name for row in found] != [row.name for row in rows[first]]:
+        for samples, profiles in rows.items():
+            if [row.name for row in profiles] != [row.name for row in rows[first]]:
                 what = f"lists other operators than {paths[first].name}"
                 raise InvalidInput(what, where=str(paths[samples]), remedy="Profile the same model again.")
         return ModelProfiles(rows=rows)

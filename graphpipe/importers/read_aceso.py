@@ -75,7 +75,7 @@ def read_aceso(
         memory_bytes=memory_bytes or ANY_BYTES,
         sequence=plan.seq_length,
     )
-    found = Plan(
+    imported = Plan(
         graph=graph,
         cluster=cluster,
         costs=run_costs(graph, ops, variants, memory_bytes_per_second(variants)),
@@ -85,9 +85,9 @@ def read_aceso(
         planner="aceso",
     )
     if memory_bytes is None:
-        found = replace(found, cluster=_with_memory(cluster, max(needed_bytes(found).values())))
-    verify(found)
-    return found
+        imported = replace(imported, cluster=_with_memory(cluster, max(needed_bytes(imported).values())))
+    verify(imported)
+    return imported
 
 
 def _variants(files: AcesoFiles, plan: AcesoPlan) -> tuple[Variant, ...]:
@@ -95,14 +95,14 @@ def _variants(files: AcesoFiles, plan: AcesoPlan) -> tuple[Variant, ...]:
     algorithms = {each for stage in plan.algo_of_each_op for each in stage}
     needed = {plan.tensor(stage) for stage in range(plan.num_stages)}
     whole = {1} if all((plan.model, 1, each) in files.ops for each in algorithms) else set[int]()
-    found: list[Variant] = []
+    variants: list[Variant] = []
     for degree in sorted(needed | whole):
         collective = files.collectives.get((plan.model, "all_reduce", degree))
         profiles = {each: ModelProfiles.read(files.profiles(plan.model, degree, each)) for each in sorted(algorithms)}
-        found.append(
+        variants.append(
             Variant(degree=degree, profiles=profiles, all_reduce=read_collective(collective) if collective else {})
         )
-    return tuple(found)
+    return tuple(variants)
 
 
 def _ops(plan: AcesoPlan, variants: Sequence[Variant], where: str, slow_links: Collection[int]) -> tuple[RunOp, ...]:
@@ -110,14 +110,14 @@ def _ops(plan: AcesoPlan, variants: Sequence[Variant], where: str, slow_links: C
     profiles = next(iter(variants[0].profiles.values()))
     count = sum(plan.num_ops_in_each_stage)
     placed = iter(positions(profiles.names, plan.num_layers, count, where))
-    found: list[RunOp] = []
+    ops: list[RunOp] = []
     for stage in range(plan.num_stages):
         samples = plan.micro_batch_size // plan.replicas(stage)
         flags = zip(plan.recompute_ops[stage], plan.algo_of_each_op[stage], strict=True)
         for (recompute, algorithm), (row, layer) in zip(flags, placed, strict=False):
             profiles = by_degree[plan.tensor(stage)].profiles[algorithm]
             profiled = profiles.nearest(samples)
-            found.append(
+            ops.append(
                 RunOp(
                     row=row,
                     algorithm=algorithm,
@@ -129,7 +129,7 @@ def _ops(plan: AcesoPlan, variants: Sequence[Variant], where: str, slow_links: C
                     slow_links=stage in slow_links,
                 )
             )
-    return tuple(found)
+    return tuple(ops)
 
 
 def _stages(plan: AcesoPlan, names: Sequence[str], regions: Sequence[tuple[str, ...]]) -> tuple[Stage, ...]:
@@ -137,11 +137,11 @@ def _stages(plan: AcesoPlan, names: Sequence[str], regions: Sequence[tuple[str, 
     in_flight = in_flight_samples(
         plan.global_batch_size, [batch] * count, [1] * count, [[s + 1] if s + 1 < count else [] for s in range(count)]
     )
-    found: list[Stage] = []
+    stages: list[Stage] = []
     op = device = 0
     for stage in range(count):
         ops, devices = plan.num_ops_in_each_stage[stage], plan.replicas(stage)
-        found.append(
+        stages.append(
             Stage(
                 name=f"s{stage}",
                 ops=tuple(names[op : op + ops]),
@@ -152,7 +152,7 @@ def _stages(plan: AcesoPlan, names: Sequence[str], regions: Sequence[tuple[str, 
             )
         )
         op, device = op + ops, device + devices
-    return tuple(found)
+    return tuple(stages)
 
 
 def _edges(graph: Graph, ops: Sequence[RunOp]) -> tuple[StageEdge, ...]:

@@ -85,11 +85,11 @@ def read_pipeedge(
     folder = Path(folder)
     where = str(folder / "models.yml")
     models = {name: from_body(_Model, body, f"{where}, {name}") for name, body in _table(folder / "models.yml").items()}
-    name = _chosen(model, [each for each, found in models.items() if found.layers], where)
-    found = models[name]
+    name = _chosen(model, [each for each, listed in models.items() if listed.layers], where)
+    chosen = models[name]
     for field in ("mem_MB", "parameters_out"):
-        if len(getattr(found, field)) != found.layers:
-            what = f"has {len(getattr(found, field))} entries for {found.layers} layers"
+        if len(getattr(chosen, field)) != chosen.layers:
+            what = f"has {len(getattr(chosen, field))} entries for {chosen.layers} layers"
             raise InvalidInput(what, where=f"{where}, {name}.{field}", remedy="List one per layer.")
     types, listed = _types(folder), dict(hosts) if hosts is not None else _hosts(folder)
     used = {kind: count for kind, count in listed.items() if count}
@@ -99,11 +99,11 @@ def read_pipeedge(
             raise InvalidInput(what, where=str(folder), remedy=nearest(kind, list(types)))
     if not used:
         raise InvalidInput("no hosts are listed", where=str(folder), remedy="Give the number of hosts of a type.")
-    profiles = {kind: _profile(types[kind], name, found.layers, samples, f"{folder}, {kind}") for kind in used}
+    profiles = {kind: _profile(types[kind], name, chosen.layers, samples, f"{folder}, {kind}") for kind in used}
     sizes = {_BYTES[profile.dtype] for profile in profiles.values()}
     if len(sizes) > 1:
         raise InvalidInput("device types were profiled with dtypes of different size", where=str(folder))
-    graph = _graph(name, found, sizes.pop(), where)
+    graph = _graph(name, chosen, sizes.pop(), where)
     rows = tuple(_row(op.name, kind, profiles[kind], at) for kind in used for at, op in enumerate(graph.ops))
     costs = CostTable(graph_fingerprint=graph.fingerprint, rows=rows)
     return PipeEdgeProfile(graph=graph, costs=costs, cluster=_cluster({kind: types[kind] for kind in used}, used))
@@ -132,12 +132,12 @@ def _types(folder: Path) -> dict[str, _DeviceType]:
 
 
 def _hosts(folder: Path) -> dict[str, int]:
-    path, found = folder / "devices.yml", dict[str, int]()
+    path, counts = folder / "devices.yml", dict[str, int]()
     for kind, names in _table(path).items():
         if not isinstance(names, list):
             raise InvalidInput("is not a list of hosts", where=f"{path}, {kind}", remedy="Write a list.")
-        found[kind] = len(names)
-    return found
+        counts[kind] = len(names)
+    return counts
 
 
 def _profile(kind: _DeviceType, model: str, layers: int, samples: int | None, where: str) -> _Profile:
