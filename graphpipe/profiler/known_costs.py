@@ -85,12 +85,12 @@ def _read(entry: Path, op: str) -> OpCost | None:
     if not entry.exists():
         return None
     try:
-        found = read_document(entry, _KIND, lambda body: from_body(OpCost, body, str(entry)))
+        cost = read_document(entry, _KIND, lambda body: from_body(OpCost, body, str(entry)))
     except InvalidInput as error:
         reason = " ".join(str(error).split())
         warn_user(f"a cost in the cache cannot be used, so '{op}' is measured again: {reason}")
         return None
-    return found if found.op == op else None
+    return cost if cost.op == op else None
 
 
 @cache

@@ -27,15 +27,16 @@ def temporaries(
             rest of what is saved belongs to the loss function.
         saved_bytes_per_forward: what it saves besides, however many samples it has.
     """
-    found: dict[int, _Memory] = {}
+    memory_by_samples: dict[int, _Memory] = {}
     for samples in sorted({*batch_sizes}):
         # Batch normalisation refuses one sample. If an operator refuses all sizes, the timing reports it.
         with suppress(RuntimeError, ValueError):
-            found[samples] = _measure(run, samples)
-    saved = (found[max(found)].saved - saved_bytes_per_forward) / max(found) if found else 0.0
+            memory_by_samples[samples] = _measure(run, samples)
+    most = max(memory_by_samples, default=0)
+    saved = (memory_by_samples[most].saved - saved_bytes_per_forward) / most if most else 0.0
     return Temporaries(
-        forward=_through({samples: memory.forward for samples, memory in found.items()}),
-        backward=_through({samples: memory.backward for samples, memory in found.items()}),
+        forward=_through({samples: memory.forward for samples, memory in memory_by_samples.items()}),
+        backward=_through({samples: memory.backward for samples, memory in memory_by_samples.items()}),
         loss_bytes_per_sample=max(0.0, saved - saved_bytes_per_sample) if run.ends else 0.0,
     )
 
@@ -79,10 +80,10 @@ def _with_gradients(parameters: Sequence[Tensor]) -> Generator[None]:
             parameter.grad = gradient
 
 
-def _through(found: Mapping[int, int]) -> Curve:
+def _through(bytes_by_samples: Mapping[int, int]) -> Curve:
     # Peak memory is a maximum over moments, each linear in the samples, so it is convex. The maximum of the lines
     # through neighbouring points therefore passes through all points.
-    points = [*found.items()]
+    points = [*bytes_by_samples.items()]
     if len(points) < 2:
         return Curve(lines=tuple((0.0, count / samples) for samples, count in points if count))
     lines = dict.fromkeys(_line(*pair) for pair in pairwise(points))

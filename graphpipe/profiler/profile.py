@@ -142,14 +142,14 @@ def _with_memory(
     known: KnownCosts,
 ) -> Generator[OpRun]:
     # Yields the runs. Fills `memory` with the temporaries of each, and `samples` with a few different operators.
-    found: dict[Hashable, Temporaries] = {}
+    known_temporaries: dict[Hashable, Temporaries] = {}
     for run in runs:
-        if run.signature not in found:
+        if run.signature not in known_temporaries:
             row = known.row(run)
             measured, work = row.temporaries if row else None, graph[run.op].work
             saved = work.saved_bytes_per_sample, work.saved_bytes_per_forward
-            found[run.signature] = measured or temporaries(run, batch_sizes, *saved)
-        memory[run.op] = found[run.signature]
+            known_temporaries[run.signature] = measured or temporaries(run, batch_sizes, *saved)
+        memory[run.op] = known_temporaries[run.signature]
         if len(samples) < _MOST_SAMPLE_RUNS and all(run.signature != each.signature for each in samples):
             samples.append(run)
         yield run

@@ -218,10 +218,10 @@ def _measure(
         ]
 
     figures = iter(effort.sample(once))
-    found: dict[Hashable, dict[int, Times]] = {signature: {} for _, signature in wanted}
+    times_by_samples: dict[Hashable, dict[int, Times]] = {signature: {} for _, signature in wanted}
     for samples, signature in wanted:
-        found[signature][samples] = Times(*islice(figures, len(Times._fields)))
-    return found
+        times_by_samples[signature][samples] = Times(*islice(figures, len(Times._fields)))
+    return times_by_samples
 
 
 def one_pass(runs: Sequence[OpRun], samples: int, effort: Effort) -> dict[Hashable, list[Times]]:
@@ -237,10 +237,10 @@ def one_pass(runs: Sequence[OpRun], samples: int, effort: Effort) -> dict[Hashab
     second = [_forward(run, samples, effort) for run in runs]
     effort.between()
     inputs = [_input_gradient(state, effort) for state in reversed(second)][::-1]
-    found: dict[Hashable, list[Times]] = {}
+    times: dict[Hashable, list[Times]] = {}
     for run, *states, whole, by_input in zip(runs, first, second, wholes, inputs, strict=True):
-        found.setdefault(run.signature, []).append(Times(mean(state.seconds for state in states), whole, by_input))
-    return found
+        times.setdefault(run.signature, []).append(Times(mean(state.seconds for state in states), whole, by_input))
+    return times
 
 
 def _forward(run: OpRun, samples: int, effort: Effort) -> _Forward:

@@ -48,8 +48,8 @@ class PatternCosts:
             able = [each for each in self.backends if all(map(each.runs, ops))]
             able = [each for each in able if each.name != EAGER.name or len(pattern) == 1]
             program = region_program(self.called, self.captured, pattern) if able else None
-            found = [(self._seconds(each, program), each.name) for each in able if program is not None]
-            self.costs[pattern] = min(((s, name) for s, name in found if s is not None), default=None)
+            timed = [(self._seconds(each, program), each.name) for each in able if program is not None]
+            self.costs[pattern] = min(((s, name) for s, name in timed if s is not None), default=None)
         return self.costs[pattern]
 
     def _seconds(self, backend: Backend, program: ModuleStage) -> float | None:
@@ -78,13 +78,13 @@ def measured_seconds(
         return steady_seconds(lambda: run(*arguments), clock=clock)
 
 
-def check_outputs(backend: Backend, found: object, expected: object) -> None:
+def check_outputs(backend: Backend, outputs: object, expected: object) -> None:
     """Compare the outputs of a backend with eager's.
 
     Raises:
         InvalidInput: one differs by more than the backend's tolerance.
     """
-    for ours, theirs in zip(flatten(found)[0], flatten(expected)[0], strict=True):
+    for ours, theirs in zip(flatten(outputs)[0], flatten(expected)[0], strict=True):
         if not isinstance(theirs, Tensor):
             continue
         if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
@@ -120,8 +120,8 @@ def _target(module: fx.GraphModule, node: fx.Node) -> str:
     if node.op == "call_module":
         return _describe(module.get_submodule(str(node.target)))
     if node.op == "get_attr":
-        found = getattr(module, str(node.target))
-        return _form(found) if isinstance(found, Tensor) else repr(found)
+        attribute = getattr(module, str(node.target))
+        return _form(attribute) if isinstance(attribute, Tensor) else repr(attribute)
     if node.op == "call_function":
         return f"{getattr(node.target, '__module__', '')}.{getattr(node.target, '__qualname__', node.target)}"
     return str(node.target) if node.op == "call_method" else ""

@@ -78,15 +78,15 @@ def usable_backends(names: Sequence[str], tell: Callable[[str], None]) -> list[B
     Raises:
         InvalidInput: a name is unknown.
     """
-    found, known = [EAGER], all_backends()
+    backends, known = [EAGER], all_backends()
     for name in names or known:
         if name not in known:
             raise InvalidInput(f"unknown backend '{name}'", remedy=nearest(name, list(known)))
         if reason := known[name].missing():
             tell(f"backend '{name}' is left out: {reason}")
-        elif known[name] not in found:
-            found.append(known[name])
-    return found
+        elif known[name] not in backends:
+            backends.append(known[name])
+    return backends
 
 
 def place(
@@ -122,7 +122,7 @@ def place(
         for number, stage in enumerate(plan.stages):
             values = _values(module, plan, captured, inputs, stage.micro_batch // stage.degree)
             search = _StageSearch(plan, module, captured, number, programs[number], values, backends, cache, options)
-            placed.append(search.found())
+            placed.append(search.placement())
     stages = tuple(replace(stage, regions=each.regions) for stage, each in zip(plan.stages, placed, strict=True))
     return replace(plan, stages=stages), placed
 
@@ -153,7 +153,7 @@ class _StageSearch:
     regions: dict[BackendRegion, PlacedRegion] = field(default_factory=dict[BackendRegion, PlacedRegion])
     """Regions that are compiled already: many genomes of the evolutionary search share them."""
 
-    def found(self) -> StagePlacement:
+    def placement(self) -> StagePlacement:
         """Return the fastest candidate. The evolutionary search only counts if it gains."""
         ops = self.plan.stages[self.stage].ops
         candidates, failed = dict[str, Regions](), dict[str, str]()
@@ -232,8 +232,8 @@ class _StageSearch:
             except InvalidInput:
                 return inf
 
-        found = evolve(len(cover), seconds, seed=self.options.seed, generations=self.options.generations)
-        return regions(found[1])
+        cover_backends = evolve(len(cover), seconds, seed=self.options.seed, generations=self.options.generations)
+        return regions(cover_backends[1])
 
 
 def joined(cover: Sequence[Placed]) -> Regions:
@@ -241,10 +241,10 @@ def joined(cover: Sequence[Placed]) -> Regions:
 
     Pieces in the order of the graph only read from those before them, so a run of them can be one region.
     """
-    found: list[BackendRegion] = []
+    regions: list[BackendRegion] = []
     for each in cover:
-        if found and found[-1].backend == each.backend:
-            found[-1] = replace(found[-1], ops=(*found[-1].ops, *each.ops))
+        if regions and regions[-1].backend == each.backend:
+            regions[-1] = replace(regions[-1], ops=(*regions[-1].ops, *each.ops))
         else:
-            found.append(BackendRegion(backend=each.backend, ops=each.ops))
-    return () if all(each.backend == EAGER.name for each in found) else tuple(found)
+            regions.append(BackendRegion(backend=each.backend, ops=each.ops))
+    return () if all(each.backend == EAGER.name for each in regions) else tuple(regions)

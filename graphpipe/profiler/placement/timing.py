@@ -25,13 +25,13 @@ def steady_seconds(
     """
     for _ in range(WARM_UP):
         run()
-    found: list[float] = []
+    seconds: list[float] = []
     end = clock() + most_seconds
-    while len(found) < FEWEST or (not _agree(found, spread) and clock() < end):
+    while len(seconds) < FEWEST or (not _agree(seconds, spread) and clock() < end):
         start = clock()
         run()
-        found.append(clock() - start)
-    return median(found)
+        seconds.append(clock() - start)
+    return median(seconds)
 
 
 def _agree(seconds: list[float], spread: float) -> bool:

@@ -25,9 +25,9 @@ class TimingCache:
         """Return whether a key is known, here or in the folder."""
         if key not in self.known and self.folder is not None:
             with suppress(OSError, ValueError):
-                found = json.loads((self.folder / key).read_text())
-                if found is None or (isinstance(found, float) and math.isfinite(found) and found >= 0):
-                    self.known[key] = found
+                seconds = json.loads((self.folder / key).read_text())
+                if seconds is None or (isinstance(seconds, float) and math.isfinite(seconds) and seconds >= 0):
+                    self.known[key] = seconds
         return key in self.known
 
     def __getitem__(self, key: str) -> float | None:
