@@ -173,20 +173,20 @@ def named_outputs(tree: object) -> dict[str, Tensor]:
     """
     if isinstance(tree, Tensor):
         return {WHOLE: tree}
-    found: dict[str, Tensor] = {}
-    _collect(tree, "", found)
-    return found
+    outputs: dict[str, Tensor] = {}
+    _collect(tree, "", outputs)
+    return outputs
 
 
-def _collect(tree: object, name: str, found: dict[str, Tensor]) -> None:
+def _collect(tree: object, name: str, outputs: dict[str, Tensor]) -> None:
     if isinstance(tree, Tensor):
-        found[name] = tree
+        outputs[name] = tree
     elif isinstance(tree, Mapping):
         for key, value in cast("Mapping[Any, object]", tree).items():
-            _collect(value, f"{name}.{key}" if name else str(key), found)
+            _collect(value, f"{name}.{key}" if name else str(key), outputs)
     elif isinstance(tree, tuple | list):
         for position, value in enumerate(cast("Iterable[object]", tree)):
-            _collect(value, f"{name or WHOLE}.{position}", found)
+            _collect(value, f"{name or WHOLE}.{position}", outputs)
     else:  # a container that is registered with PyTorch
         for position, leaf in enumerate(leaves(tree)):
-            found[f"{name or WHOLE}.{position}"] = leaf
+            outputs[f"{name or WHOLE}.{position}"] = leaf

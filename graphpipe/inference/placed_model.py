@@ -42,16 +42,16 @@ def read_placed_model(word: str, plan_file: str | None, batch_size: int | None, 
     model = load_model(word, ".", None)
     module, inputs = model.module, model.example_inputs
     if plan_file is not None:
-        found = Plan.load(plan_file)
-        if found.trains:
+        plan = Plan.load(plan_file)
+        if plan.trains:
             remedy = "Make one with `graphpipe plan --inference`."
             raise InvalidInput("the plan trains", where=plan_file, remedy=remedy)
-        captured = cached_capture_for(module, inputs, found.graph, cache)
-        return PlacedModel(plan=found, module=module, inputs=inputs, captured=captured)
+        captured = cached_capture_for(module, inputs, plan.graph, cache)
+        return PlacedModel(plan=plan, module=module, inputs=inputs, captured=captured)
     assert batch_size is not None, "a plan or a number of samples"
     captured, cluster = cached_capture(module, inputs, cache, graph=model.graph), Cluster.preset("local:1")
     graph = captured.graph
     whole = HandStage(ops=graph.order, devices=(0,), micro_batch=batch_size)
     costs = estimate(graph, cluster)
-    found = hand_plan(graph, costs, cluster, batch_size=batch_size, stages=[whole], inference=True)
-    return PlacedModel(plan=found, module=module, inputs=inputs, captured=captured)
+    plan = hand_plan(graph, costs, cluster, batch_size=batch_size, stages=[whole], inference=True)
+    return PlacedModel(plan=plan, module=module, inputs=inputs, captured=captured)

@@ -65,23 +65,23 @@ def prepare(job: InferenceJob, source: PlanSource, *, resume: bool) -> PreparedJ
         module, inputs = model.module, model.example_inputs
     cache = cache_folder() if source.cache else None
     if source.file is not None:
-        found = Plan.load(source.file)
-        if found.trains:
+        plan = Plan.load(source.file)
+        if plan.trains:
             remedy = "Make one with `graphpipe plan --inference`."
             raise InvalidInput("the plan trains", where=source.file, remedy=remedy)
-        warn_of_units(found.cost_model, source.file)
-        captured = cached_capture_for(module, inputs, found.graph, cache)
-        build_stages(module, found, captured)  # refuses a plan that does not fit the model
+        warn_of_units(plan.cost_model, source.file)
+        captured = cached_capture_for(module, inputs, plan.graph, cache)
+        build_stages(module, plan, captured)  # refuses a plan that does not fit the model
     else:
         with waiting("capturing the model"):
             captured = cached_capture(module, inputs, cache, graph=model.graph)
-        found = _planned(job, source, captured)
-    check_requests(job.data, Path(job.folder), found.graph.inputs)
-    done = count_answers(job.journal_path, title(job, found))
+        plan = _planned(job, source, captured)
+    check_requests(job.data, Path(job.folder), plan.graph.inputs)
+    done = count_answers(job.journal_path, title(job, plan))
     if job.journal_path.exists() and not resume:
         what = f"has {done} answers of a command that did not end"
         raise InvalidInput(what, where=str(job.journal_path), remedy="--resume answers the rest, or remove the file.")
-    return PreparedJob(plan=found, captured=captured)
+    return PreparedJob(plan=plan, captured=captured)
 
 
 def replan(plan_before: Plan, cluster: Cluster, job: InferenceJob) -> Plan:

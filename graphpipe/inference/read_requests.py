@@ -78,11 +78,11 @@ def _is_function(data: str) -> bool:
 
 
 def _called(word: str, folder: Path) -> Iterable[object]:
-    found = call(word, folder)
-    if not isinstance(found, Iterable) or isinstance(found, Tensor | Mapping | str):
-        what = f"returned {type(found).__name__}, must return requests one after the other"
+    requests = call(word, folder)
+    if not isinstance(requests, Iterable) or isinstance(requests, Tensor | Mapping | str):
+        what = f"returned {type(requests).__name__}, must return requests one after the other"
         raise InvalidInput(what, where=f"'{word}'", remedy="Return a list of inputs, or yield them.")
-    return cast("Iterable[object]", found)
+    return cast("Iterable[object]", requests)
 
 
 @contextmanager
@@ -148,8 +148,8 @@ def _count(columns: Columns, inputs: Sequence[Input], path: Path) -> int:
     """
     for each in inputs:
         if each.name not in columns:
-            found = ", ".join(sorted(columns)) or "none"
-            remedy = f"Its tensors are {found}. Rename one, or write one with a row per sample."
+            names = ", ".join(sorted(columns)) or "none"
+            remedy = f"Its tensors are {names}. Rename one, or write one with a row per sample."
             raise InvalidInput(f"has no tensor '{each.name}', which the model reads", where=str(path), remedy=remedy)
         rows = _as_input(columns[each.name][1](0, 1), each) if columns[each.name][0] else None
         if rows is not None and (tuple(rows.shape[1:]), rows.dtype) != (each.sample_shape, _dtype(each)):
@@ -185,15 +185,15 @@ def _line(line: str, inputs: Sequence[Input], where: str) -> Inputs | Refused:
             return Refused(reason=f"{where} is not an object of the inputs {names}")
         body = {inputs[0].name: body}
     known = {each.name: each for each in inputs}
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, rows in cast("dict[str, Any]", body).items():
         if name not in known:
             return Refused(reason=f"{where}: the model takes no input '{name}'")
         try:
-            found[name] = torch.tensor(rows, dtype=_dtype(known[name]))
+            tensors[name] = torch.tensor(rows, dtype=_dtype(known[name]))
         except (TypeError, ValueError, RuntimeError, OverflowError, RecursionError) as error:
             return Refused(reason=f"{where}, input '{name}': {' '.join(str(error).split())[:200]}")
-    return found
+    return tensors
 
 
 def _dtype(each: Input) -> torch.dtype:
