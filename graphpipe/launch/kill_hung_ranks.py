@@ -40,11 +40,11 @@ def kill_hung_ranks(folder: Path, ranks: HungRanks) -> Generator[None]:
 
 
 def _watch(folder: Path, ranks: HungRanks, over: threading.Event) -> None:
-    found: dict[int, int] = {}
+    processes: dict[int, int] = {}
     while not over.wait(POLL_SECONDS):
-        if len(found) < ranks.count:
-            found |= _children(folder)
-        ranks.look(found)
+        if len(processes) < ranks.count:
+            processes |= _children(folder)
+        ranks.look(processes)
         if any(folder.rglob("error.json")) or ranks.failed():
             break
     end = time.monotonic() + GRACE_SECONDS
@@ -55,10 +55,10 @@ def _watch(folder: Path, ranks: HungRanks, over: threading.Event) -> None:
 
 def _children(folder: Path) -> dict[int, int]:
     """Return the process ids of the ranks that this process has started, by rank."""
-    found: dict[int, int] = {}
+    processes: dict[int, int] = {}
     for child in psutil.Process().children():
         with suppress(psutil.Error):
             own = child.environ()
             if own.get(STATUS_FOLDER) == os.fspath(folder):
-                found[int(own.get("LOCAL_RANK", "0"))] = child.pid
-    return found
+                processes[int(own.get("LOCAL_RANK", "0"))] = child.pid
+    return processes
