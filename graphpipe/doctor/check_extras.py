@@ -21,8 +21,8 @@ def check_extras() -> list[Finding]:
     return [_check(extra, versions(packages)) for extra, packages in EXTRAS.items()]
 
 
-def _check(extra: str, found: Mapping[str, str]) -> Finding:
-    packages = {name: version for name, version in found.items() if name != "python"}
+def _check(extra: str, versions: Mapping[str, str]) -> Finding:
+    packages = {name: version for name, version in versions.items() if name != "python"}
     missing = [name for name, version in packages.items() if version == "not installed"]
     what = ", ".join(f"{name} {version}" for name, version in packages.items())
     remedy = f"If you want it: pip install '{PACKAGE}[{extra}]'." if missing else ""

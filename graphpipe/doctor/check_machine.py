@@ -44,12 +44,12 @@ def check_machine(ranks: int = 1) -> list[Finding]:
 
 def check_python(version: Sequence[int]) -> Finding:
     """Check the version of Python."""
-    found = f"{platform.python_implementation()} {'.'.join(map(str, version))}"
+    what = f"{platform.python_implementation()} {'.'.join(map(str, version))}"
     if tuple(version) < OLDEST_PYTHON:
         oldest = ".".join(map(str, OLDEST_PYTHON))
         remedy = f"Install Python {oldest} or newer."
-        return Finding(name="python", status="problem", what=f"{found}, needs {oldest}", remedy=remedy)
-    return Finding(name="python", status="fine", what=found)
+        return Finding(name="python", status="problem", what=f"{what}, needs {oldest}", remedy=remedy)
+    return Finding(name="python", status="fine", what=what)
 
 
 def check_import_name(distributions: Sequence[str]) -> Finding:

@@ -23,8 +23,8 @@ def check_loopback(port: int) -> Finding:
     try:
         with socket.create_server((LOOPBACK, port)) as server:
             server.settimeout(TIMEOUT_SECONDS)
-            found = server.getsockname()[1]
-            with socket.create_connection((LOOPBACK, found), TIMEOUT_SECONDS) as client:
+            bound_port = server.getsockname()[1]
+            with socket.create_connection((LOOPBACK, bound_port), TIMEOUT_SECONDS) as client:
                 other, _ = server.accept()
                 with other:
                     client.sendall(b"graphpipe")
@@ -38,8 +38,8 @@ def check_loopback(port: int) -> Finding:
             return _no_port(f"port {port} cannot be used: {reason}", "Choose another, or 0 for any free one.")
         return _no_port(f"no port of {LOOPBACK} can be used: {reason}", "Allow local connections in the firewall.")
     if received != b"graphpipe":
-        return _no_port(f"port {found} of {LOOPBACK} loses what is sent to it", "Look at the firewall.")
-    return Finding(name="loopback", status="fine", what=f"port {found} of {LOOPBACK} listens and answers")
+        return _no_port(f"port {bound_port} of {LOOPBACK} loses what is sent to it", "Look at the firewall.")
+    return Finding(name="loopback", status="fine", what=f"port {bound_port} of {LOOPBACK} listens and answers")
 
 
 def check_host_name(name: str) -> Finding:

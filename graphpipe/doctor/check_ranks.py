@@ -46,9 +46,9 @@ def work(folder: str) -> None:
     """Run the checks on one rank. Rank 0 writes the findings to a file in the folder."""
     world = join(None, TIMEOUT_SECONDS)
     with world.closing_on_error():
-        found = check_ranks(world)
+        findings = check_ranks(world)
         if world.rank == 0:
-            (Path(folder) / FILE).write_text(json.dumps([to_body(finding) for finding in found]))
+            (Path(folder) / FILE).write_text(json.dumps([to_body(finding) for finding in findings]))
         world.leave()
 
 
@@ -77,7 +77,7 @@ def differences(environments: Sequence[Environment]) -> list[Finding]:
 
     Different devices are a warning, because the cluster file must describe them.
     """
-    found: list[Finding] = []
+    findings: list[Finding] = []
     first = environments[0]
     for what in first:
         ranks = [rank for rank, other in enumerate(environments) if other[what] != first[what]]
@@ -90,15 +90,15 @@ def differences(environments: Sequence[Environment]) -> list[Finding]:
         )
         if what == "device":
             remedy = "Describe the cluster in a TOML file with a type for each, so that plans use their speeds."
-            found.append(Finding(name="devices of the ranks", status="warning", what=text, remedy=remedy))
+            findings.append(Finding(name="devices of the ranks", status="warning", what=text, remedy=remedy))
         else:
             remedy = f"Install the same {what} on every host."
-            found.append(Finding(name=f"{what} of the ranks", status="problem", what=text, remedy=remedy))
-    if not found:
+            findings.append(Finding(name=f"{what} of the ranks", status="problem", what=text, remedy=remedy))
+    if not findings:
         hosts = len({each["host"] for each in environments})
         what = f"the same versions on {len(environments)} ranks of {hosts} host{'s' * (hosts > 1)}"
-        found.append(Finding(name="versions", status="fine", what=what))
-    return found
+        findings.append(Finding(name="versions", status="fine", what=what))
+    return findings
 
 
 def _sums(world: World) -> list[Finding]:

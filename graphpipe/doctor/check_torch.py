@@ -28,18 +28,18 @@ def check_version(version: str) -> Finding:
 
 
 def _backends() -> list[Finding]:
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for kind in all_device_kinds().values():
         if not kind.count():
             continue
         if kind.backend_available():
             version = kind.versions(used=True).get(kind.backend, "available")
-            found.append(Finding(name=kind.backend, status="fine", what=version))
+            findings.append(Finding(name=kind.backend, status="fine", what=version))
         else:
             remedy = f"Ranks on {kind.name} devices cannot communicate: install a torch that was built with it."
             what = "torch was built without it"
-            found.append(Finding(name=kind.backend, status="problem", what=what, remedy=remedy))
-    return found
+            findings.append(Finding(name=kind.backend, status="problem", what=what, remedy=remedy))
+    return findings
 
 
 def _accelerators() -> list[Finding]:
