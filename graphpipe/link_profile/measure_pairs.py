@@ -85,11 +85,11 @@ def measure_pairs(world: World, pairs: Sequence[Pair]) -> list[Link]:
     works: dict[Pair, tuple[float, float]] = {}
     for together in rounds:
         works |= _works(world, together)
-    found: list[Link] = []
+    links: list[Link] = []
     for pair in pairs:
         per_message, per_byte = works[pair]
         small, large, at_ends = _one_way_seconds(world, pair)
-        found.append(
+        links.append(
             Link(
                 latency_seconds=max(0.0, small - at_ends),
                 bandwidth_bytes_per_second=(LARGE_BYTES - SMALL_BYTES) / max(large - small, 1e-9),
@@ -97,7 +97,7 @@ def measure_pairs(world: World, pairs: Sequence[Pair]) -> list[Link]:
                 processor_seconds_per_byte=per_byte,
             )
         )
-    return found
+    return links
 
 
 def _one_way_seconds(world: World, pair: Pair) -> tuple[float, float, float]:

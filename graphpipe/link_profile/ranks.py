@@ -41,17 +41,17 @@ def measure_local_links(ranks: int) -> list[MeasuredLink]:
 
 def work(folder: str) -> None:
     """Measure on one rank. Rank 0 writes the links to a file in the folder."""
-    if (found := measure_as_rank()) is not None:
-        (Path(folder) / _FILE).write_text(json.dumps([to_body(link) for link in found]))
+    if (links := measure_as_rank()) is not None:
+        (Path(folder) / _FILE).write_text(json.dumps([to_body(link) for link in links]))
 
 
 def measure_as_rank() -> list[MeasuredLink] | None:
     """Measure as one of the ranks that torchrun has started, and return the links on rank 0."""
     world = join(None, TIMEOUT_SECONDS)
     with world.closing_on_error():
-        found = measure_links(world)
+        links = measure_links(world)
         world.leave()
-    return found if world.rank == 0 else None
+    return links if world.rank == 0 else None
 
 
 def measure_links(world: World) -> list[MeasuredLink]:
