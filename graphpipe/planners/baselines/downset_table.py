@@ -133,13 +133,13 @@ class DownsetTable:
 
     def parts(self, cuts: list[StageCut], micro_batch: int) -> list[Part]:
         """Return the stages of a solution."""
-        found: list[Part] = []
+        chain: list[Part] = []
         for cut in cuts:
             inside = self.downsets.members[cut.upper] & ~self.downsets.members[cut.lower]
             ops = tuple(name for name in self.graph.order if inside[self.graph.index[name]])
             again = "full" if cut.recomputes else "none"
-            found.append(Part(ops, cut.devices, micro_batch, recompute=again, state=self.problem.state))
-        return found
+            chain.append(Part(ops, cut.devices, micro_batch, recompute=again, state=self.problem.state))
+        return chain
 
 
 def _all_reads(graph: Graph, downsets: Downsets) -> tuple[Reads, ...]:
@@ -148,15 +148,15 @@ def _all_reads(graph: Graph, downsets: Downsets) -> tuple[Reads, ...]:
     numbers = {value: number for number, value in enumerate(dict.fromkeys(read.value for read in reads))}
     value = np.array([numbers[read.value] for read in reads], dtype=np.intp)
     counts = np.array([read.bytes_per_sample for read in reads])
-    found: list[Reads] = []
+    reads_by_downset: list[Reads] = []
     for members in downsets.members:
         cut = np.flatnonzero(members[target] & ~members[source])
         firsts = np.flatnonzero(np.diff(value[cut], prepend=-1))
-        found.append(Reads(target[cut], counts[cut], firsts))
-    return tuple(found)
+        reads_by_downset.append(Reads(target[cut], counts[cut], firsts))
+    return tuple(reads_by_downset)
 
 
 def _ends(graph: Graph, reads: Sequence[Read]) -> tuple[Indices, Indices]:
     ends = [(graph.index[each.source], graph.index[each.target]) for each in reads]
-    found = np.array(ends, dtype=np.intp).reshape(-1, 2)
-    return found[:, 0], found[:, 1]
+    pairs = np.array(ends, dtype=np.intp).reshape(-1, 2)
+    return pairs[:, 0], pairs[:, 1]

@@ -28,10 +28,10 @@ def closed_sets(needs: Sequence[int], limit: int = LIMIT) -> list[int]:
     """
     users = [[user for user, need in enumerate(needs) if need >> member & 1] for member in range(len(needs))]
     level = {0: sum(1 << member for member, need in enumerate(needs) if not need)}  # set -> members that may join it
-    found: list[int] = []
+    sets: list[int] = []
     while level:
-        found += level
-        if len(found) > limit:
+        sets += level
+        if len(sets) > limit:
             raise Infeasible(
                 f"too many downsets (N > {limit:,})",
                 remedy="Capture the model at a coarser granularity, or choose a planner that scales with the width.",
@@ -44,15 +44,15 @@ def closed_sets(needs: Sequence[int], limit: int = LIMIT) -> list[int]:
                     opened = [user for user in users[bit.bit_length() - 1] if not needs[user] & ~larger]
                     following[larger] = ready ^ bit | sum(1 << user for user in opened)
         level = following
-    return found
+    return sets
 
 
 def _bits(mask: int) -> list[int]:
-    found: list[int] = []
+    bits: list[int] = []
     while mask:
-        found.append(mask & -mask)
+        bits.append(mask & -mask)
         mask &= mask - 1
-    return found
+    return bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Downsets:
         """
         needs = [sum(1 << graph.index[after] for after in graph.successors[op.name]) for op in graph.ops]
         count = len(needs)
-        octets = b"".join(found.to_bytes(-(-count // 8), "little") for found in closed_sets(needs, limit))
+        octets = b"".join(closed.to_bytes(-(-count // 8), "little") for closed in closed_sets(needs, limit))
         table = np.frombuffer(octets, np.uint8).reshape(-1, -(-count // 8))
         return Downsets.over(np.unpackbits(table, axis=1, count=count, bitorder="little").astype(np.bool_))
 

@@ -138,17 +138,17 @@ class BottleneckSearch:
         """Return the fastest stages that fit in memory, by bisection over the seconds of all cuts."""
         seconds = np.unique(np.concatenate([cuts.seconds for cuts in self.cuts]))
         seconds = seconds[(seconds > fastest) & np.isfinite(seconds)]
-        found: list[StageCut] = []
+        best_cuts: list[StageCut] = []
         low, high = 0, len(seconds)  # nothing fits below `low`; a solution exists at `high` and above
         while low < high:
-            middle = (low + high) // 2 if found else high - 1
+            middle = (low + high) // 2 if best_cuts else high - 1
             trial = self.fewest(float(seconds[middle]))
             if trial:
-                found = trial
+                best_cuts = trial
                 high = min(middle, int(np.searchsorted(seconds, max(cut.seconds for cut in trial))))
             else:
                 low = middle + 1
-        return found
+        return best_cuts
 
     def _table(self, nothing: _Entry, missing: _Entry) -> NDArray[_Entry]:
         # Columns before `self.devices` are for negative numbers of devices.
@@ -174,7 +174,7 @@ class BottleneckSearch:
 
     def _backtrack(self, windows: Counts, allowed: Sequence[StageCuts], memory: bool) -> list[StageCut]:
         at, devices = len(allowed), self.devices
-        found: list[StageCut] = []
+        chain: list[StageCut] = []
         while at:
             cuts = allowed[at - 1]
             counts = self._counts(windows, cuts, len(cuts.below), memory)[:, devices]
@@ -182,6 +182,6 @@ class BottleneckSearch:
             chosen = int(np.lexsort((cuts.devices, cuts.seconds, counts))[0])
             lower, used = int(cuts.below[chosen]), int(cuts.devices[chosen])
             fits = bool(counts[chosen] <= cuts.limit[chosen])
-            found.append(StageCut(at, lower, used, float(cuts.seconds[chosen]), fits, bool(cuts.recomputes[chosen])))
+            chain.append(StageCut(at, lower, used, float(cuts.seconds[chosen]), fits, bool(cuts.recomputes[chosen])))
             at, devices = lower, devices - used
-        return found
+        return chain

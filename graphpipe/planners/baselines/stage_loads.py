@@ -90,15 +90,15 @@ class StageLoads:
         """Return the cuts of all policies by larger downset; those that recompute only if memory may be short
         otherwise."""
         (first, seconds), *others = compute
-        found = self._cuts(stages, seconds, reduce, state, ceiling, first)
+        cuts = self._cuts(stages, seconds, reduce, state, ceiling, first)
         if not others:
-            return found
+            return cuts
         needed = min(len(self.downset_table.graph.ops), self.downset_table.devices)
         for number, (_, group) in enumerate(stages.groups):
-            if (found[number].limit < needed).any():
+            if (cuts[number].limit < needed).any():
                 more = [self._cuts(group, seconds, reduce, state, ceiling, policy)[0] for policy, seconds in others]
-                found[number] = StageCuts.concatenate([found[number], *more])
-        return found
+                cuts[number] = StageCuts.concatenate([cuts[number], *more])
+        return cuts
 
     def _cuts(
         self, stages: Stages, compute: Array, reduce: Array, state: Array, ceiling: float, policy: Policy
@@ -180,11 +180,11 @@ class StageLoads:
         """Return, of shape [stages, degrees], the temporary bytes of a running task."""
         table, members = self.downset_table, self.downset_table.downsets.members
         each = [table.costs.op_bytes.temporary(self.micro_batch / degree)[table.positions] for degree in self.degrees]
-        found = [np.zeros((0, len(each)))]
+        rows = [np.zeros((0, len(each)))]
         for at, group in stages.groups:
             inside = members[at] & ~members[group.lower]
-            found.append(np.stack([(inside * held).max(axis=1) for held in each], axis=1))
-        return np.concatenate(found)
+            rows.append(np.stack([(inside * held).max(axis=1) for held in each], axis=1))
+        return np.concatenate(rows)
 
 
 def uniform_partitions(loads: StageLoads) -> Iterator[list[Part]]:

@@ -137,11 +137,11 @@ class StepLatency:
         middle = limits.low[side] + spans[side] / 2
         low = (middle, limits.low[1]) if side == 0 else (limits.low[0], middle)
         high = (middle, limits.high[1]) if side == 0 else (limits.high[0], middle)
-        found = [(_LimitRange(self._bound(low, sequence), 2 * number, low, limits.high), sequence)]
+        halves = [(_LimitRange(self._bound(low, sequence), 2 * number, low, limits.high), sequence)]
         inside = self._least_fill(high)
         if inside is not None:
-            found.append((_LimitRange(self._bound(limits.low, inside), 2 * number + 1, limits.low, high), inside))
-        return found
+            halves.append((_LimitRange(self._bound(limits.low, inside), 2 * number + 1, limits.low, high), inside))
+        return halves
 
     def _bound(self, corner: tuple[float, float], sequence: StageSequence) -> float:
         return (self.micro_batches - 1) * corner[0] + sequence.fill + corner[1]
@@ -192,10 +192,10 @@ class StepLatency:
     def _backtrack(self, whole: Array, previous: NDArray[np.intp], allowed: Sequence[FirstStages]) -> StageSequence:
         devices, before = (int(axis) for axis in np.unravel_index(int(whole.argmin()), whole.shape))
         fill, at = float(whole[devices, before]), 0
-        found: list[tuple[int, FirstStages, int]] = []
+        chosen: list[tuple[int, FirstStages, int]] = []
         while at < len(allowed):
             row, before = previous[at, devices, before].tolist()
-            found.append((at, allowed[at], row))
+            chosen.append((at, allowed[at], row))
             at, devices = int(allowed[at].upper[row]), devices - int(allowed[at].degree[row])
         cuts = [
             StageCut(
@@ -206,11 +206,11 @@ class StepLatency:
                 bool(stages.limit[row] > number),
                 recomputes=False,
             )
-            for number, (lower, stages, row) in enumerate(found)
+            for number, (lower, stages, row) in enumerate(chosen)
         ]
         cuts.reverse()
         block = max(cut.seconds for cut in cuts)
-        reduces = (float(stages.all_reduce[row]) for _, stages, row in reversed(found))
+        reduces = (float(stages.all_reduce[row]) for _, stages, row in reversed(chosen))
         exposed = max(0.0, *(seconds - stage * block for stage, seconds in enumerate(reduces)))
         return StageSequence(cuts, fill, block, exposed)
 

@@ -54,12 +54,12 @@ class Changes:
     def _moves(self) -> list[tuple[str, int]]:
         """Return operators with the stages that they may move to: neighbours, or all stages of a small plan."""
         stages, stage_of, fixed = self.plan.stages, self._stage_of, self._fixed
-        found = dict[tuple[str, int], None]()
+        moves = dict[tuple[str, int], None]()
         for edge in self.plan.graph.edges:
-            found |= {(edge.source, stage_of[edge.target]): None, (edge.target, stage_of[edge.source]): None}
+            moves |= {(edge.source, stage_of[edge.target]): None, (edge.target, stage_of[edge.source]): None}
         if self._small:
-            found |= {(name, stage): None for name in stage_of for stage in range(len(stages))}
-        return [(name, stage) for name, stage in found if not {stage, stage_of[name]} & fixed]
+            moves |= {(name, stage): None for name in stage_of for stage in range(len(stages))}
+        return [(name, stage) for name, stage in moves if not {stage, stage_of[name]} & fixed]
 
     def _pairs(self) -> list[tuple[str, str]]:
         """Return the pairs of operators of a small plan that may change places."""
@@ -176,21 +176,21 @@ def _moved(parts: Sequence[Part], name: str, stage: int, order: dict[str, int]) 
     home = _home(parts, name)
     if home == stage or len(parts[home].ops) == 1:
         return None
-    found = list(parts)
-    found[home] = replace(parts[home], ops=tuple(other for other in parts[home].ops if other != name))
-    found[stage] = replace(parts[stage], ops=tuple(sorted((*parts[stage].ops, name), key=order.__getitem__)))
-    return found
+    moved = list(parts)
+    moved[home] = replace(parts[home], ops=tuple(other for other in parts[home].ops if other != name))
+    moved[stage] = replace(parts[stage], ops=tuple(sorted((*parts[stage].ops, name), key=order.__getitem__)))
+    return moved
 
 
 def _swapped(parts: Sequence[Part], one: str, other: str, order: dict[str, int]) -> list[Part] | None:
     homes = _home(parts, one), _home(parts, other)
     if homes[0] == homes[1]:
         return None
-    found = list(parts)
+    swapped = list(parts)
     for home, leaving, coming in zip(homes, (one, other), (other, one), strict=True):
         ops = (*(name for name in parts[home].ops if name != leaving), coming)
-        found[home] = replace(parts[home], ops=tuple(sorted(ops, key=order.__getitem__)))
-    return found
+        swapped[home] = replace(parts[home], ops=tuple(sorted(ops, key=order.__getitem__)))
+    return swapped
 
 
 def _home(parts: Sequence[Part], name: str) -> int:

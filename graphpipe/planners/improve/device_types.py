@@ -33,15 +33,15 @@ def typed_plans(problem: Problem, options: Options, known: Sequence[Plan], *, pl
     costs = CostModel.of(problem.graph, problem.costs, problem.cluster)
     ceiling = min(map(options.evaluate, known), default=float("inf"))
     sizes = [options.micro_batch] if options.micro_batch else None
-    found: list[Plan] = []
+    typed: list[Plan] = []
     for share in _SHARES_IN_FLIGHT:
         partitions = unequal_partitions(problem, costs, tail.before, sizes, ceiling, share)
         plans = [plan for parts in partitions for plan in _finished(problem, tail, parts, planner)]
         fitting = [plan for plan in plans if memory_shortfall(plan) <= 0]
-        found += fitting
+        typed += fitting
         if len(fitting) == len(plans):
             break
-    return found
+    return typed
 
 
 def _finished(problem: Problem, tail: WholeBatchTail, typed: Sequence[TypedPart], planner: str) -> list[Plan]:

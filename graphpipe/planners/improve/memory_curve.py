@@ -44,10 +44,10 @@ def memory_curve(plan: Plan, evaluate: Callable[[Plan], float]) -> tuple[CurvePo
     for turn in reversed(range(1, _LIMITS)):
         limit = state + (points[0].memory_bytes - state) * turn / _LIMITS
         types = tuple(replace(kind, memory_bytes=limit) for kind in plan.cluster.device_types)
-        found = relieved(replace(keeping, cluster=replace(plan.cluster, device_types=types)))
-        if not found:
+        relieved_plans = relieved(replace(keeping, cluster=replace(plan.cluster, device_types=types)))
+        if not relieved_plans:
             break
-        points += (_point(replace(each, cluster=plan.cluster), evaluate) for each in found)
+        points += (_point(replace(each, cluster=plan.cluster), evaluate) for each in relieved_plans)
     return tuple(reversed(_pareto(points)))
 
 

@@ -68,46 +68,46 @@ def with_reliefs(problem: Problem, options: Options, planner: str, find: Search)
     Raises:
         Infeasible: nothing fits, even with recomputation and sharded state.
     """
-    found: list[Plan] = []
+    plans: list[Plan] = []
     misses: list[Infeasible] = []
 
     def tried(problem: Problem, attempt: Callable[[], Plan]) -> bool:
         try:
-            found.extend(new := [] if too_large(problem) else [attempt()])
+            plans.extend(new := [] if too_large(problem) else [attempt()])
         except Infeasible as miss:
             misses.append(miss)
             return False
         return bool(new)
 
     tried(problem, partial(find, problem, options))
-    if found and (problem.weights != "flush" or _has_room(found[0])):
-        return found[0]
-    nothing_fits = not found
+    if plans and (problem.weights != "flush" or _has_room(plans[0])):
+        return plans[0]
+    nothing_fits = not plans
     options = replace(options, thorough=False)
     roomiest = None
     if problem.weights == "flush" and not too_large(problem):
-        roomiest = faster_with_memory(problem, options, find, found[0] if found else None)
-    if found and roomiest is None:
-        return found[0]
+        roomiest = faster_with_memory(problem, options, find, plans[0] if plans else None)
+    if plans and roomiest is None:
+        return plans[0]
     enough = -inf if roomiest is None else enough_seconds(options, roomiest)
     if roomiest is not None:
-        for plan in roomier_plans(problem, options, find, roomiest, _seconds(options, found)):
-            found.append(plan)
+        for plan in roomier_plans(problem, options, find, roomiest, _seconds(options, plans)):
+            plans.append(plan)
             if options.evaluate(plan) <= enough:
-                return options.best(found)
+                return options.best(plans)
     for searched, chained in _reliefs(problem):
         for each in searched:
-            faster = replace(options, most_seconds=_seconds(options, found))
+            faster = replace(options, most_seconds=_seconds(options, plans))
             # Without a plan for the first, which needs the least memory, the others hardly have one.
             if not tried(each, partial(_eased_search, find, each, faster)) and each is searched[0]:
                 break
-            if _seconds(options, found) <= enough:
+            if _seconds(options, plans) <= enough:
                 break
-        every = nothing_fits and _seconds(options, found) > _FAR * enough
+        every = nothing_fits and _seconds(options, plans) > _FAR * enough
         for each, attempt in _chains(chained, planner, every=every):
-            tried(each, partial(attempt, replace(options, most_seconds=_seconds(options, found))))
-        if found:
-            return options.best(found)
+            tried(each, partial(attempt, replace(options, most_seconds=_seconds(options, plans))))
+        if plans:
+            return options.best(plans)
     if not too_large(problem):
         raise misses[1] if len(misses) > 1 else misses[0]
     least = next((searched[0] for searched, _ in _reliefs(problem)), problem)

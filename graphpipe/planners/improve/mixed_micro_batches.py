@@ -36,13 +36,13 @@ def _neighbours(problem: Problem, plan: Plan, stage: int) -> list[Plan]:
     here = plan.stages[stage]
     if any(problem.graph[name].whole_batch for name in here.ops):
         return []
-    found: list[Plan] = []
+    plans: list[Plan] = []
     for size in (here.micro_batch // 2, here.micro_batch * 2):
         if size and problem.batch_size % size == 0 and size % here.degree == 0:
             trial = _resized(problem, plan, {stage: size})
             if memory_shortfall(trial) <= 0:
-                found.append(trial)
-    return found
+                plans.append(trial)
+    return plans
 
 
 def _resized(problem: Problem, plan: Plan, sizes: dict[int, int]) -> Plan:

@@ -50,7 +50,7 @@ def each_relieved(plan: Plan, most_seconds: float = inf, *, neighbours: bool = F
         most_seconds: of a step. The decisions in slower plans need not be the best.
         neighbours: also yield plans whose stages offload to devices with memory to spare.
     """
-    found, hopeless = list[Plan](), set[_Way]()
+    plans, hopeless = list[Plan](), set[_Way]()
     for share in _WINDOWS:
         ways: tuple[_Way, ...] = ("host", "nowhere") if share == _WINDOWS[-1] else ("host",)
         for way in (*ways, "neighbours") if neighbours else ways:
@@ -64,8 +64,8 @@ def each_relieved(plan: Plan, most_seconds: float = inf, *, neighbours: bool = F
                 # So this could leave out a plan. In 160 fits on the zoo it did not, with neighbours neither.
                 hopeless.add(way)
                 continue
-            if fitted is not None and fitted not in found:
-                found.append(fitted)
+            if fitted is not None and fitted not in plans:
+                plans.append(fitted)
                 yield fitted
 
 

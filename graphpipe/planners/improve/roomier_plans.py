@@ -48,13 +48,13 @@ def faster_with_memory(problem: Problem, options: Options, find: Search, plan: P
     quick = replace(options, scheduled=None, most_seconds=most, evaluate=evaluate)
     one_type = len(problem.cluster.types) == 1
     if plan is not None and one_type and (met := options.remembered.with_memory(problem, _MOST)):
-        found = exchanged(quick.best(met), quick)
+        roomier = exchanged(quick.best(met), quick)
     else:
         try:
-            found = find(_with_memory(problem, _MOST), quick)
+            roomier = find(_with_memory(problem, _MOST), quick)
         except Infeasible:  # Nothing fits, or every plan is slower.
             return None
-    return found if evaluate(found) <= most else None
+    return roomier if evaluate(roomier) <= most else None
 
 
 def enough_seconds(options: Options, roomiest: Plan) -> float:
@@ -87,21 +87,21 @@ def roomier_plans(
         roomiest: what it finds for the most memory with one stage per device.
         most_seconds: of a step; slower plans may be left out.
     """
-    found, needs = roomiest, inf
+    roomier, needs = roomiest, inf
     for times in (_MOST, *(_LESS_IF_SERIAL if is_serial(problem.graph) else _LESS)):
         if needs <= times:
             continue
         if times != _MOST:
             quick = replace(options, scheduled=None, most_seconds=_NEAR * most_seconds)
             try:
-                found = find(_with_memory(problem, times), quick)
+                roomier = find(_with_memory(problem, times), quick)
             except Infeasible:
                 return  # With less memory nothing fits either, or every plan is slower.
-        found = replace(found, cluster=problem.cluster)
-        if least_step_seconds(found, whole_backwards=not options.splits_backward) >= most_seconds:
+        roomier = replace(roomier, cluster=problem.cluster)
+        if least_step_seconds(roomier, whole_backwards=not options.splits_backward) >= most_seconds:
             return
-        needs = max(need / found.cluster.type_of(at).memory_bytes for at, need in needed_bytes(found).items())
-        if (best := _fastest(options, _fitting(problem, options, found, most_seconds))) is not None:
+        needs = max(need / roomier.cluster.type_of(at).memory_bytes for at, need in needed_bytes(roomier).items())
+        if (best := _fastest(options, _fitting(problem, options, roomier, most_seconds))) is not None:
             best = options.under_schedule(best)
             most_seconds = min(most_seconds, options.evaluate(best))
             yield best
@@ -124,7 +124,7 @@ def _fitting(problem: Problem, options: Options, plan: Plan, most_seconds: float
     The caller's micro-batch size, if there is one, stays as it is.
     """
     neighbours = options.offload_to == "neighbours"
-    while (first := next(found := each_relieved(plan, most_seconds, neighbours=neighbours), None)) is None:
+    while (first := next(fitting := each_relieved(plan, most_seconds, neighbours=neighbours), None)) is None:
         if options.micro_batch is not None:
             return
         parts = [replace(part, micro_batch=part.micro_batch // 2) for part in map(Part.of, plan.stages)]
@@ -135,7 +135,7 @@ def _fitting(problem: Problem, options: Options, plan: Plan, most_seconds: float
         devices = [stage.devices for stage in plan.stages]
         plan = assemble(problem, parts, planner=plan.planner, chain=is_chain(plan), devices=devices)
     yield first
-    yield from found
+    yield from fitting
 
 
 def _whole_batch(plan: Plan) -> bool:

@@ -114,14 +114,14 @@ class Intervals:
     def best(self, ceiling: float) -> list[TypedPart]:
         """Return the stages with the fastest bottleneck, up to `ceiling` seconds per micro-batch; empty if none."""
         low, high = 0.0, min(ceiling, max((team.seconds[-1] for team in self.teams), default=0.0))
-        found = self.within(high)
-        for _ in range(_ROUNDS if found else 0):
+        intervals = self.within(high)
+        for _ in range(_ROUNDS if intervals else 0):
             middle = (low + high) / 2
             if trial := self.within(middle):
-                found, high = trial, middle
+                intervals, high = trial, middle
             else:
                 low = middle
-        return found
+        return intervals
 
     def within(self, target: float) -> list[TypedPart]:
         """Return the fewest stages that each take at most `target` seconds per micro-batch; empty if none."""
@@ -146,13 +146,13 @@ class Intervals:
         return list(accumulate(ends, max))
 
     def _way_back(self, ends: dict[Used, tuple[int, int]], last: dict[Used, _Team], used: Used) -> list[TypedPart]:
-        found: list[TypedPart] = []
+        parts: list[TypedPart] = []
         while used in last:
             team, before = last[used], _without(used, last[used])
             ops = self.order[ends[before][0] : ends[used][0]]
-            found.append(TypedPart(Part(ops, team.degree, self.micro_batch), self.types[team.kind]))
+            parts.append(TypedPart(Part(ops, team.degree, self.micro_batch), self.types[team.kind]))
             used = before
-        return found[::-1]
+        return parts[::-1]
 
 
 def unequal_partitions(

@@ -66,9 +66,9 @@ def fewest_seconds(problem: ChainProblem, add: Callable[[Array, Array], Array]) 
                 answers.append((float(best[-1]), sum(used), subset, kind, int(first[-1])))
             after, used_after = subset + steps[kind], [count + (n == kind) for n, count in enumerate(used)]
             for other in (other for other in range(kinds) if used_after[other] < problem.counts[other]):
-                found = add(best, problem.messages[kind, other])
-                better = found < least[after, other]
-                least[after, other][better] = found[better]
+                sent = add(best, problem.messages[kind, other])
+                better = sent < least[after, other]
+                least[after, other][better] = sent[better]
                 begins[after, other][better] = first[better]
                 by[after, other][better] = kind
     if not answers:

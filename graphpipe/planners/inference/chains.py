@@ -44,16 +44,16 @@ def chain_plans(
     for size in sizes_of(problem, options):
         costs = _costs(problem, intervals, kinds, size)
         for add in adds:
-            if found := fewest_seconds(costs, add):
-                parts = [Part(intervals.order[first:stop], 1, size) for first, stop, _ in found[1]]
-                devices = [(device,) for device in kinds.take([kind for *_, kind in found[1]])]
+            if cheapest := fewest_seconds(costs, add):
+                parts = [Part(intervals.order[first:stop], 1, size) for first, stop, _ in cheapest[1]]
+                devices = [(device,) for device in kinds.take([kind for *_, kind in cheapest[1]])]
                 yield assemble(problem, parts, planner=planner, schedule=FORWARD_ONLY, chain=chain, devices=devices)
 
 
 def _kinds(problem: Problem, operators: int) -> DeviceKinds:
-    found = DeviceKinds.alike(problem.cluster)
-    small = found.subsets * len(found.counts) * operators**2 <= _MOST_WORK
-    return found if small else DeviceKinds.by_type(problem.cluster)
+    kinds = DeviceKinds.alike(problem.cluster)
+    small = kinds.subsets * len(kinds.counts) * operators**2 <= _MOST_WORK
+    return kinds if small else DeviceKinds.by_type(problem.cluster)
 
 
 def _costs(problem: Problem, intervals: IntervalCosts, kinds: DeviceKinds, size: int) -> ChainProblem:

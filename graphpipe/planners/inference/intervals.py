@@ -57,8 +57,8 @@ class IntervalCosts:
         """Return the seconds in which a device of this type computes each interval for some samples."""
         forward, _, _ = self.model.seconds(device_type, samples)
         sums = np.concatenate(([0.0], np.cumsum(forward[self.model.positions(self.order)])))
-        found = sums[None, :] - sums[:, None] + self.model.table.task_overhead_seconds
-        return np.where(np.isinf(self.weights), inf, found)
+        interval_seconds = sums[None, :] - sums[:, None] + self.model.table.task_overhead_seconds
+        return np.where(np.isinf(self.weights), inf, interval_seconds)
 
     def needed_bytes(self, samples: int, in_flight: int) -> Array:
         """Return the bytes that each interval needs for micro-batches of `samples`, with `in_flight` samples."""
@@ -69,9 +69,9 @@ class IntervalCosts:
                 for first in range(len(temporary))
             ]
         )
-        found = self.weights + self.crossing * in_flight + self.working * samples
-        found[:-1, 1:] += most
-        return found
+        needed = self.weights + self.crossing * in_flight + self.working * samples
+        needed[:-1, 1:] += most
+        return needed
 
 
 def _fill(

@@ -49,12 +49,12 @@ def _placed(problem: Problem, model: CostModel, size: int) -> dict[str, int]:
         after = max((longest[other] for other in graph.successors[name]), default=0.0)
         longest[name] = float(mean[graph.index[name]]) + after
     rank = {name: position for position, name in enumerate(graph.order)}
-    free, ends, found = dict.fromkeys(devices, 0.0), dict[str, float](), dict[str, int]()
+    free, ends, device_of = dict.fromkeys(devices, 0.0), dict[str, float](), dict[str, int]()
     for name in sorted(graph.order, key=lambda name: (-longest[name], rank[name])):
         best: tuple[float, int] | None = None
         for device in devices:
             arrivals = (
-                ends[other] + model.transfer_seconds(sent[other, name], found[other], device)
+                ends[other] + model.transfer_seconds(sent[other, name], device_of[other], device)
                 for other in graph.predecessors[name]
             )
             start = max(free[device], *arrivals, 0.0)
@@ -62,9 +62,9 @@ def _placed(problem: Problem, model: CostModel, size: int) -> dict[str, int]:
             if best is None or end < best[0]:
                 best = end, device
         assert best is not None, "a cluster has devices"
-        ends[name], found[name] = best
+        ends[name], device_of[name] = best
         free[best[1]] = best[0]
-    return found
+    return device_of
 
 
 class _Stages:

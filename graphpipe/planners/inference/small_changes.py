@@ -22,9 +22,9 @@ def improved(problem: Problem, plan: Plan, evaluate: Callable[[Plan], float], tr
         evaluate: returns the seconds to minimise.
         trials: most evaluations.
     """
-    best, seconds, found = plan, evaluate(plan), True
-    while found:
-        found = False
+    best, seconds, improves = plan, evaluate(plan), True
+    while improves:
+        improves = False
         stages = [(Part(stage.ops, 1, stage.micro_batch), stage.devices[0]) for stage in best.stages]
         for change in _changes(best, stages):
             if (trial := _plan_of(problem, change, plan.planner)) is None:
@@ -33,7 +33,7 @@ def improved(problem: Problem, plan: Plan, evaluate: Callable[[Plan], float], tr
                 return best
             trials -= 1
             if (trial_seconds := evaluate(trial)) * _WORTH < seconds:
-                best, seconds, found = trial, trial_seconds, True
+                best, seconds, improves = trial, trial_seconds, True
                 break
     return best
 

@@ -65,7 +65,7 @@ def _split(total: Array, bytes_: Array, capacity: float) -> float:
     row, column = np.nonzero(np.isfinite(total))
     count = len(row)
     one_each = coo_array((np.ones(count), (row, np.arange(count))), shape=(len(total), count))
-    found = linprog(
+    solution = linprog(
         total[row, column],
         A_ub=bytes_[row, column][None] / capacity,
         b_ub=np.ones(1),
@@ -73,4 +73,4 @@ def _split(total: Array, bytes_: Array, capacity: float) -> float:
         b_eq=np.ones(len(total)),
         method="highs",
     )
-    return float(found.fun) if found.status == 0 else np.inf
+    return float(solution.fun) if solution.status == 0 else np.inf

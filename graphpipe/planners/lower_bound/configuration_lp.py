@@ -151,7 +151,7 @@ class _Columns:
         holds = np.zeros((len(shares), len(packing.devices)))
         holds[np.arange(len(shares)), np.array(self.kinds)[known]] = -1.0
         count = len(packing.copies)
-        found = linprog(
+        solution = linprog(
             -np.concatenate((packing.copies, np.zeros(len(packing.devices)))),
             A_ub=np.concatenate((shares, holds), axis=1),
             b_ub=np.zeros(len(shares)),
@@ -159,5 +159,5 @@ class _Columns:
             b_eq=np.ones(1),
             method="highs",
         )
-        assert found.status == 0, f"prices must be bounded, because every operator is in a load: {found.message}"
-        return np.maximum(found.x[:count], 0.0)
+        assert solution.status == 0, f"prices must be bounded, because every operator is in a load: {solution.message}"
+        return np.maximum(solution.x[:count], 0.0)

@@ -59,24 +59,24 @@ def one_stage_each(problem: Problem, least: OpMinima) -> Packing:
     path between two of them does not leave a convex stage. The device holds their weights and the smallest micro-batch
     of the operator that saves the most.
     """
-    found = _cut(chains(problem.graph, _classes(problem, least)))
-    starts = np.cumsum([0, *(len(chain.ops) for chain in found)])
+    cut = _cut(chains(problem.graph, _classes(problem, least)))
+    starts = np.cumsum([0, *(len(chain.ops) for chain in cut)])
     loads: list[tuple[int, tuple[ChainLoads, ...]]] = []
     for number, kind in enumerate(least.seconds):
         capacity = problem.cluster.types[kind].memory_bytes * (1 + 1e-6) + 1
         beside = [
             ChainLoads(chain.copies, np.array([at]), np.array([at + 1]), np.ones(1), least.whole[kind][[op]])
-            for chain, start in zip(found, starts, strict=False)
+            for chain, start in zip(cut, starts, strict=False)
             for at, op in enumerate(chain.ops, start)
             if np.isfinite(least.whole[kind][op])
         ]
         for column in range(len(least.degrees)):
             stretches = [
                 _stretches(least, kind, column, chain, int(start), capacity)
-                for chain, start in zip(found, starts, strict=False)
+                for chain, start in zip(cut, starts, strict=False)
             ]
             loads.append((number, (*stretches, *beside)))
-    copies = np.concatenate([np.full(len(chain.ops), float(chain.copies)) for chain in found])
+    copies = np.concatenate([np.full(len(chain.ops), float(chain.copies)) for chain in cut])
     return Packing(copies, tuple(loads), _devices(problem, least))
 
 
@@ -119,10 +119,10 @@ def _devices(problem: Problem, least: OpMinima) -> Array:
     return np.array([float(sum(device.type == kind for device in problem.cluster.devices)) for kind in least.seconds])
 
 
-def _cut(found: Sequence[OperatorChain]) -> list[OperatorChain]:
+def _cut(whole: Sequence[OperatorChain]) -> list[OperatorChain]:
     return [
         OperatorChain(chain.ops[start : start + _LONGEST], chain.copies)
-        for chain in found
+        for chain in whole
         for start in range(0, len(chain.ops), _LONGEST)
     ]
 

@@ -109,16 +109,16 @@ def _fastest(
     sample never rises with the number of samples, and the largest size that fits is the best. `sizes` descend.
     The optimizer's state is in `parts` equal parts.
     """
-    found = np.full(len(costs.graph.ops), np.inf)
+    fastest = np.full(len(costs.graph.ops), np.inf)
     memory = StageMemory(state=costs.op_bytes.held("optimizer", parts), saved=costs.op_bytes.saved)
     for size in sizes:
         samples = size / degree
-        fits = np.isinf(found) & (memory.total(samples) <= capacity)
+        fits = np.isinf(fastest) & (memory.total(samples) <= capacity)
         if fits.any():
-            found[fits] = np.sum(costs.seconds(kind, samples), axis=0)[fits] * (batch / size)
-        if np.isfinite(found).all():
+            fastest[fits] = np.sum(costs.seconds(kind, samples), axis=0)[fits] * (batch / size)
+        if np.isfinite(fastest).all():
             break
-    return found
+    return fastest
 
 
 def _update_seconds(problem: Problem, costs: CostModel, degree: int, parts: int, hidden: Collection[str]) -> Array:

@@ -59,15 +59,15 @@ def cheapest_cover(
             seconds = least[left][0]
             for pattern in patterns[order[position]]:
                 mask = sum(bit[name] for name in pattern)
-                if left & mask != mask or (found := cost(pattern)) is None:
+                if left & mask != mask or (price := cost(pattern)) is None:
                     continue
-                total, after = seconds + found[0] + launch_seconds, left & ~mask
+                total, after = seconds + price[0] + launch_seconds, left & ~mask
                 if after not in least:
                     if after:
                         waiting[after.bit_length() - 1].append(after)
                 elif least[after][0] <= total:
                     continue
-                least[after] = total, Placed(found[1], pattern), left
+                least[after] = total, Placed(price[1], pattern), left
     if 0 not in least:
         return None
     cover: list[Placed] = []

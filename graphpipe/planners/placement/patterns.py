@@ -30,7 +30,7 @@ def patterns_of(graph: Graph, ops: Collection[str], longest: int = LONGEST) -> d
 
 
 def _grown(graph: Graph, inside: frozenset[str], root: str, longest: int) -> list[tuple[str, ...]]:
-    found, level = [frozenset([root])], [frozenset([root])]
+    patterns, level = [frozenset([root])], [frozenset([root])]
     for _ in range(longest - 1):
         grown: dict[frozenset[str], None] = {}
         for pattern in level:
@@ -38,6 +38,6 @@ def _grown(graph: Graph, inside: frozenset[str], root: str, longest: int) -> lis
                 if name in inside and graph.successors[name] and pattern.issuperset(graph.successors[name]):
                     grown[pattern | {name}] = None
         level = list(grown)
-        found += level
+        patterns += level
     place = graph.index
-    return [tuple(sorted(pattern, key=place.__getitem__)) for pattern in found]
+    return [tuple(sorted(pattern, key=place.__getitem__)) for pattern in patterns]

@@ -53,12 +53,12 @@ def place(
 
 def _partners(stage: int, edges: Edges, placed: Sequence[tuple[int, ...]]) -> dict[int, float]:
     """Return the bytes per sample that a stage exchanges with each device that is already taken."""
-    found: dict[int, float] = {}
+    bytes_by_device: dict[int, float] = {}
     for source, target, count in edges:
         if target == stage:  # What it sends itself goes to stages that are placed later.
             for device in placed[source]:
-                found[device] = found.get(device, 0.0) + count / len(placed[source])
-    return found
+                bytes_by_device[device] = bytes_by_device.get(device, 0.0) + count / len(placed[source])
+    return bytes_by_device
 
 
 def _nearest(cluster: Cluster, free: Sequence[int], partners: dict[int, float], taken: Sequence[int]) -> int:

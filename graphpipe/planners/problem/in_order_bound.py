@@ -13,10 +13,10 @@ _ROUNDING = 1e-12
 
 def least_seconds(plan: Plan) -> float:
     """Return a lower bound on the step seconds of a plan under its own schedule, better than that for any schedule."""
-    found = least_step_seconds(plan)
+    least = least_step_seconds(plan)
     if plan.schedule != one_f_one_b.NAME or plan.weights != "flush" or not plan.trains:
-        return found
-    return max(found, least_1f1b_seconds(plan))
+        return least
+    return max(least, least_1f1b_seconds(plan))
 
 
 def least_1f1b_seconds(plan: Plan) -> float:

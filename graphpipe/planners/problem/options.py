@@ -75,11 +75,11 @@ class Options:
         plans = list(plans)
         if len(plans) == 1:
             return plans[0]
-        found: tuple[float, Plan] | None = None
+        fastest: tuple[float, Plan] | None = None
         for plan in plans:
-            if found is None or (least_step_seconds(plan) < found[0] and self.least(plan) < found[0]):
+            if fastest is None or (least_step_seconds(plan) < fastest[0] and self.least(plan) < fastest[0]):
                 seconds = self.evaluate(plan)
-                if found is None or seconds < found[0]:
-                    found = seconds, plan
-        assert found is not None, "plans must not be empty"
-        return found[1]
+                if fastest is None or seconds < fastest[0]:
+                    fastest = seconds, plan
+        assert fastest is not None, "plans must not be empty"
+        return fastest[1]

@@ -76,8 +76,8 @@ class Problem:
         if self.weights == "flush":
             return in_flight_samples(self.batch_size, micro_batches, bursts, successors)
         most = [most_in_flight_of(self.weights, self.batch_size, size) for size in micro_batches]
-        found = in_flight_samples(inf, micro_batches, bursts, successors)
-        return tuple(int(min(count, limit)) for count, limit in zip(found, most, strict=True))
+        samples = in_flight_samples(inf, micro_batches, bursts, successors)
+        return tuple(int(min(count, limit)) for count, limit in zip(samples, most, strict=True))
 
     def versions(self, in_flight: Count, micro_batch: Count) -> Count:
         """Return how many versions of its weights a stage keeps, by its samples in flight.
@@ -176,8 +176,8 @@ def _placed(
     rank = {stage: position for position, stage in enumerate(own)}
     near = [(rank[s], rank[t], count) for s, t, count in edges if s in rank and t in rank]
     own_types = [types[stage] for stage in own] if types else None
-    found = place(problem.cluster, [parts[stage].degree for stage in own], near, own_types)
-    return [found[rank[hosts.get(position, position)]][: part.degree] for position, part in enumerate(parts)]
+    teams = place(problem.cluster, [parts[stage].degree for stage in own], near, own_types)
+    return [teams[rank[hosts.get(position, position)]][: part.degree] for position, part in enumerate(parts)]
 
 
 def is_serial(graph: Graph) -> bool:

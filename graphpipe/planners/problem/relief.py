@@ -55,12 +55,12 @@ class Relief:
         if self._bytes(kept) <= capacity_bytes:
             return kept
         full = replace(kept, recompute="full")
-        found = [full] if self._bytes(full) <= capacity_bytes else []
-        least = min([self.most_seconds, *map(self.added_seconds, found)])
-        found += self._found(capacity_bytes, least)
-        if len(self.stage.ops) <= _EXACT and (least := min(map(self.added_seconds, found), default=self.most_seconds)):
-            found += self._found(capacity_bytes, least, exact=True)
-        return min(found, key=self.added_seconds, default=None)
+        stages = [full] if self._bytes(full) <= capacity_bytes else []
+        least = min([self.most_seconds, *map(self.added_seconds, stages)])
+        stages += self._searched(capacity_bytes, least)
+        if len(self.stage.ops) <= _EXACT and (least := min(map(self.added_seconds, stages), default=self.most_seconds)):
+            stages += self._searched(capacity_bytes, least, exact=True)
+        return min(stages, key=self.added_seconds, default=None)
 
     def added_seconds(self, stage: Stage) -> float:
         """Return the seconds per micro-batch that the decisions of a stage take on its slowest device."""
@@ -84,7 +84,7 @@ class Relief:
         to = self.stage.offload_to if offload else ()
         return replace(self.stage, recompute=again or "none", offload=offload, offload_to=to)
 
-    def _found(self, capacity_bytes: float, limit_seconds: float, *, exact: bool = False) -> list[Stage]:
+    def _searched(self, capacity_bytes: float, limit_seconds: float, *, exact: bool = False) -> list[Stage]:
         """Return the stage with the decisions of fewest seconds, if some that fit are found."""
         inside = frozenset(self.stage.ops)
         order = [name for name in self.plan.graph.order if name in inside]

@@ -62,13 +62,13 @@ class Choices:
         # Of equals the first, because the sort is stable.
         order = np.lexsort((self.offloaded, self.region, self.copied, self.bytes, self.seconds))
         columns = [each[order] for each in (self.bytes, self.copied, self.region, self.offloaded)]
-        found = order[_unbeaten(groups[order], columns)]
-        counts = np.bincount(groups[found])
+        kept = order[_unbeaten(groups[order], columns)]
+        counts = np.bincount(groups[kept])
         if counts.max(initial=0) > most:
-            found = np.concatenate(
-                [self._spread(found[groups[found] == group], int(most)) for group in range(len(counts))]
+            kept = np.concatenate(
+                [self._spread(kept[groups[kept] == group], int(most)) for group in range(len(counts))]
             )
-        return self.only(np.sort(found))
+        return self.only(np.sort(kept))
 
     def _spread(self, chosen: Indices, most: int) -> Indices:
         """Return so many of the chosen, at equal distances in the order of their bytes."""
@@ -83,14 +83,14 @@ def evenly(count: int, most: int) -> Indices:
 
 def _unbeaten(groups: Indices, columns: list[Array]) -> Indices:
     """Return the positions of rows of which no earlier row of their group has as little in every column."""
-    found = np.zeros(0, np.intp)
+    unbeaten = np.zeros(0, np.intp)
     for first in range(0, len(groups), _AT_ONCE):
         own = np.arange(first, min(first + _AT_ONCE, len(groups)))
         # What a beaten row beats, the one that beats it beats too, so that only unbeaten rows are compared with.
-        earlier = np.concatenate([found, own])
+        earlier = np.concatenate([unbeaten, own])
         beaten = earlier[None, :] < own[:, None]
         for column in columns:
             beaten &= column[earlier][None, :] <= column[own][:, None]
         beaten &= groups[earlier][None, :] == groups[own][:, None]
-        found = np.concatenate([found, own[~beaten.any(axis=1)]])
-    return found
+        unbeaten = np.concatenate([unbeaten, own[~beaten.any(axis=1)]])
+    return unbeaten

@@ -140,11 +140,11 @@ def _ways(saved: Sequence[float], readers: Sequence[Sequence[int]], op: int, *, 
 
 
 def _values(plan: Plan, place: dict[str, int]) -> list[list[_Reading]]:
-    found: dict[str, dict[tuple[str, str], _Reading]] = {name: {} for name in place}
+    readings: dict[str, dict[tuple[str, str], _Reading]] = {name: {} for name in place}
     for source, target, value, count in plan.graph.reads:
         if source in place:
-            known = found[source].get(value, _Reading(0.0, (), False))
+            known = readings[source].get(value, _Reading(0.0, (), False))
             readers = (*known.readers, place[target]) if target in place else known.readers
             leaves = known.leaves or target not in place
-            found[source][value] = _Reading(max(known.bytes, count), readers, leaves)
-    return [[*each.values()] for each in found.values()]
+            readings[source][value] = _Reading(max(known.bytes, count), readers, leaves)
+    return [[*each.values()] for each in readings.values()]

@@ -81,7 +81,7 @@ class Ranking:
     """Estimates partitions for one kind of pipeline, and keeps the best."""
 
     estimator: PartitionEstimator
-    found: Candidates
+    best: Candidates
     split: Candidates | None = None
     """The best candidates if the schedule may split the backward, which makes more stages fill and drain faster."""
     seen: dict[tuple[Part, ...], tuple[PartitionEstimate, bool]] = field(
@@ -98,9 +98,9 @@ class Ranking:
         key = tuple(parts)
         if key not in self.seen:
             estimate = self.estimator.estimate(key)
-            self.seen[key] = estimate, (fits := self.found.offer(estimate))
+            self.seen[key] = estimate, (fits := self.best.offer(estimate))
             best, size = (self.best_of_size if fits else self.missed_of_size), key[0].micro_batch
-            best[size] = min(score := self.found.score(estimate), best.get(size, score))
+            best[size] = min(score := self.best.score(estimate), best.get(size, score))
             if self.split is not None:
                 self.split.offer(estimate)
         return self.seen[key]
@@ -109,4 +109,4 @@ class Ranking:
     def estimates(self) -> list[PartitionEstimate]:
         """The best estimates, each once."""
         others = self.split.estimates if self.split is not None else []
-        return [*self.found.estimates, *(estimate for estimate in others if estimate not in self.found.estimates)]
+        return [*self.best.estimates, *(estimate for estimate in others if estimate not in self.best.estimates)]

@@ -78,7 +78,7 @@ class PartitionSearch:
         """
         chain = all(isinstance(part, Leaf) for part in form.tree.parts)
         rankings = [ranking for ranking in self.rankings if chain or not ranking.estimator.chain]
-        precision = _PRECISION[rankings[0].found.objective]
+        precision = _PRECISION[rankings[0].best.objective]
         targets = best_targets(table, form, self._ceiling(rankings), precision=precision)
         reached = np.flatnonzero(np.isfinite(targets))
         if not len(reached):
@@ -87,56 +87,56 @@ class PartitionSearch:
         order = reached[np.argsort(targets[reached], kind="stable")]
         missed: list[dict[int, PartitionEstimate]] = [{} for _ in rankings]
         fitting: list[dict[int, float]] = [{} for _ in rankings]
-        wider = np.array([1.0, *(() if rankings[0].found.objective == "bottleneck" else _RELAXED)])
+        wider = np.array([1.0, *(() if rankings[0].best.objective == "bottleneck" else _RELAXED)])
         # One walk for all targets if it takes as long for few targets as for many.
         together = len(order) * table.units <= _SMALL_WALK
-        found = TargetPartitions.of(table.only(order), form, targets[order, None] * (wider if together else 1.0))
+        partitions = TargetPartitions.of(table.only(order), form, targets[order, None] * (wider if together else 1.0))
         for position, setting in enumerate(order):
             if targets[setting] > self._ceiling(rankings):
                 break
-            parts = self._parts(found, position, 0)
+            parts = self._parts(partitions, position, 0)
             for at, ranking in enumerate(rankings):
                 estimate, fits = ranking.offer(parts)
                 if fits:
-                    fitting[at][position] = ranking.found.score(estimate)
-                elif ranking.found.score(estimate) <= _HOPELESS * ranking.found.ceiling:
+                    fitting[at][position] = ranking.best.score(estimate)
+                elif ranking.best.score(estimate) <= _HOPELESS * ranking.best.ceiling:
                     missed[at][int(setting)] = estimate
         best = {each for scores in fitting for each in sorted(scores, key=lambda at: scores[at])[:_RELAXED_SETTINGS]}
         if best and len(wider) > 1:
             positions = np.array(sorted(best, key=lambda at: order[at]), dtype=np.intp)
             chosen = order[positions]
             if not together:
-                found = TargetPartitions.of(table.only(chosen), form, targets[chosen, None] * wider)
+                partitions = TargetPartitions.of(table.only(chosen), form, targets[chosen, None] * wider)
                 positions = range(len(best))
-            self._relaxed(found, zip(positions, targets[chosen], strict=True), rankings)
+            self._relaxed(partitions, zip(positions, targets[chosen], strict=True), rankings)
         known: dict[object, _Partitions] = {}
         for ranking, misses in zip(rankings, missed, strict=True):
             self._within_memory(table, form, misses, ranking, targets / precision, known)
 
     def _ceiling(self, rankings: Sequence[Ranking]) -> float:
         """Return the seconds per sample above which a plan cannot become a candidate."""
-        most = max(ranking.found.ceiling for ranking in rankings)
+        most = max(ranking.best.ceiling for ranking in rankings)
         return min(most, self.most_seconds) / self.problem.batch_size
 
-    def _parts(self, found: TargetPartitions, setting: int, target: int) -> list[Part]:
-        return [*found.parts(setting, target), *([self.tail.part(self.problem)] if self.tail.ops else [])]
+    def _parts(self, partitions: TargetPartitions, setting: int, target: int) -> list[Part]:
+        return [*partitions.parts(setting, target), *([self.tail.part(self.problem)] if self.tail.ops else [])]
 
     def _relaxed(
-        self, found: TargetPartitions, least: Iterable[tuple[int, float]], rankings: Sequence[Ranking]
+        self, partitions: TargetPartitions, least: Iterable[tuple[int, float]], rankings: Sequence[Ranking]
     ) -> None:
         """Try partitions with a slower bottleneck, which may have fewer stages, and fill and drain faster.
 
         Args:
-            found: the partitions by setting and target.
-            least: positions of settings in `found`, and the smallest target of each.
+            partitions: by setting and target.
+            least: positions of settings in `partitions`, and the smallest target of each.
             rankings: estimate the partitions and keep the best.
         """
         for setting, target in least:
-            close = max(ranking.found.close for ranking in rankings) / self.problem.batch_size
-            for position in range(1, found.targets):
+            close = max(ranking.best.close for ranking in rankings) / self.problem.batch_size
+            for position in range(1, partitions.targets):
                 # A partition may be better than its relaxed target.
                 if target * _RELAXED[position - 1] <= close:
-                    parts = self._parts(found, setting, position)
+                    parts = self._parts(partitions, setting, position)
                     for ranking in rankings:
                         ranking.offer(parts)
 
@@ -168,7 +168,7 @@ class PartitionSearch:
             assumed, ceiling = in_flight[:, again], self._ceiling([ranking])
             key = again.tobytes(), assumed.tobytes(), ceiling
             if key not in known:
-                precision = _PRECISION[ranking.found.objective]
+                precision = _PRECISION[ranking.best.objective]
                 chosen = table.only(again)
                 targets = best_targets(chosen, form, ceiling, assumed, least=least[again], precision=precision)
                 known[key] = self._reached(chosen, form, targets, assumed)
@@ -182,8 +182,8 @@ class PartitionSearch:
         reached = np.flatnonzero(np.isfinite(targets))
         if not len(reached):
             return {}
-        found = TargetPartitions.of(table.only(reached), form, targets[reached, None], in_flight[:, reached])
-        return {int(setting): self._parts(found, at, 0) for at, setting in enumerate(reached)}
+        partitions = TargetPartitions.of(table.only(reached), form, targets[reached, None], in_flight[:, reached])
+        return {int(setting): self._parts(partitions, at, 0) for at, setting in enumerate(reached)}
 
     def exhaust(self, sizes: list[int]) -> None:
         """Find the best of all partitions of a small graph, including those that its forms do not contain.
@@ -202,7 +202,7 @@ class PartitionSearch:
                 return
             downsets = Downsets.chain(graph)
             sizes = sorted(
-                {part.micro_batch for estimate in ranking.found.estimates for part in estimate.parts} & {*sizes}
+                {part.micro_batch for estimate in ranking.best.estimates for part in estimate.parts} & {*sizes}
             )
         table = DownsetTable.of(self.problem, self.costs, graph, downsets)
         small = len(graph.ops) * devices <= SHORTEST
@@ -210,7 +210,7 @@ class PartitionSearch:
             if self._is_hopeless(size):
                 continue
             # Beside plans that are fast enough, the nearest miss tells nothing, except to `shortest_chains`.
-            misses = not ranking.found.estimates or (small and self.most_seconds == np.inf)
+            misses = not ranking.best.estimates or (small and self.most_seconds == np.inf)
             loads, ceiling = StageLoads(table, size, degrees_of(self.problem, size)), self._ceiling([ranking])
             if loads.least_bottleneck() > ceiling or (not misses and too_large(self.problem, size)):
                 continue
@@ -222,8 +222,8 @@ class PartitionSearch:
         """Return whether the partitions of a micro-batch size are so slow that none of them becomes a candidate."""
         ranking = self.rankings[0]
         if size in ranking.best_of_size:
-            return ranking.best_of_size[size] > _BETTER * ranking.found.ceiling
-        return ranking.missed_of_size.get(size, 0.0) > _HOPELESS * ranking.found.ceiling
+            return ranking.best_of_size[size] > _BETTER * ranking.best.ceiling
+        return ranking.missed_of_size.get(size, 0.0) > _HOPELESS * ranking.best.ceiling
 
     def _offer(self, parts: list[Part]) -> None:
         if parts:
@@ -239,21 +239,21 @@ class PartitionSearch:
         """
         ranking = self.rankings[0]
         graph, devices = self.tail.before, len(self.problem.cluster.devices)
-        best = ranking.found.estimates
+        best = ranking.best.estimates
         share = 1 if ranking.estimator.waiting else 3  # Split backwards fill most of the time that updates take.
         most, tried = SHORTEST // share, _SHORTEST_SIZES // share
         if graph is None or not best or len(graph.ops) * devices > most:
             return []
-        near = _NEAR * ranking.found.score(best[0])
-        if ranking.found.missed * _EXCLUDED < ranking.found.score(best[0]):
+        near = _NEAR * ranking.best.score(best[0])
+        if ranking.best.missed * _EXCLUDED < ranking.best.score(best[0]):
             return []
-        if not any(ranking.found.score(each) <= near and _is_chain(self.problem, each) for each in best):
+        if not any(ranking.best.score(each) <= near and _is_chain(self.problem, each) for each in best):
             return []
         table = DownsetTable.of(self.problem, self.costs, graph, Downsets.chain(graph))
         tail = [self.tail.part(self.problem)] if self.tail.ops else []
         sizes = list(dict.fromkeys(estimate.parts[0].micro_batch for estimate in best))
-        found = [parts for size in sizes[:tried] if (parts := shortest_step(table, size, _SHORTEST_RANGES, near))]
-        estimates = [ranking.estimator.estimate([*parts, *tail]) for parts in found]
+        chains = [parts for size in sizes[:tried] if (parts := shortest_step(table, size, _SHORTEST_RANGES, near))]
+        estimates = [ranking.estimator.estimate([*parts, *tail]) for parts in chains]
         plans = [plan for estimate in estimates for plan in self._assembled(estimate, ranking.estimator.chain)]
         return [plan for plan in plans if memory_shortfall(plan) <= 0]
 
@@ -263,32 +263,32 @@ class PartitionSearch:
         Raises:
             Infeasible: nothing fits in memory; the message names the nearest miss.
         """
-        found = [
+        plans = [
             [plan for estimate in ranking.estimates for plan in self._plans(ranking, estimate)]
             for ranking in self.rankings
         ]
-        if not any(found):
+        if not any(plans):
             reliefs = ["recomputes"] if self.problem.recompute == "full" else []
             reliefs += ["shards its state"] if self.problem.state != "whole" else []
             even = f", even if every stage {' and '.join(reliefs)}" if reliefs else ""
-            miss = min((ranking.found for ranking in self.rankings), key=lambda each: each.shortfall)
+            miss = min((ranking.best for ranking in self.rankings), key=lambda each: each.shortfall)
             raise Infeasible(
                 f"no partition of '{self.problem.graph.name}' over {len(self.problem.cluster.devices)} devices fits "
                 f"in memory{even}: the nearest misses by {format_bytes(miss.shortfall)} "
                 f"({miss.shortfall:.0f} bytes) at {miss.missing}",
                 remedy="Use more devices, devices with more memory, a smaller batch, or split the largest submodule.",
             )
-        return found
+        return plans
 
     def with_memory(self, times: float) -> list[Plan]:
         """Return the plans of the best partitions so far, of those that fit if devices have this many times their
         memory."""
-        more, found = (times - 1) * smallest_memory_bytes(self.problem), list[Plan]()
+        more, plans = (times - 1) * smallest_memory_bytes(self.problem), list[Plan]()
         for ranking in self.rankings:
             fitting = [estimate for estimate, _ in ranking.seen.values() if min(estimate.spare_bytes) + more >= 0]
-            for estimate in sorted(fitting, key=ranking.found.score)[:MOST_CANDIDATES]:
-                found += self._assembled(estimate, ranking.estimator.chain)
-        return found
+            for estimate in sorted(fitting, key=ranking.best.score)[:MOST_CANDIDATES]:
+                plans += self._assembled(estimate, ranking.estimator.chain)
+        return plans
 
     def _plans(self, ranking: Ranking, estimate: PartitionEstimate) -> list[Plan]:
         plans = self._assembled(estimate, ranking.estimator.chain)
@@ -296,7 +296,7 @@ class PartitionSearch:
         fitting = [plan for plan in plans if memory_shortfall(plan) <= 1.0]
         for plan in [] if fitting else plans:
             # Each stage fits a device, but not the whole-batch tail and its host together.
-            ranking.found.note(memory_shortfall(plan), f"the device that operator '{self.tail.ops[0]}' shares")
+            ranking.best.note(memory_shortfall(plan), f"the device that operator '{self.tail.ops[0]}' shares")
         return fitting
 
     def _assembled(self, estimate: PartitionEstimate, chain: bool) -> list[Plan]:

@@ -62,11 +62,11 @@ class RelativeLoads:
         row = {kind: position for position, kind in enumerate(firsts)}
         at = list(firsts.values())
         time = self.seconds[at].swapaxes(1, 2)[..., None] / self.targets
-        found = np.empty((len(at), self.rows, time.shape[1], 1, *self.targets.shape), Float)
-        found[:, 0, :, 0] = time
+        loads = np.empty((len(at), self.rows, time.shape[1], 1, *self.targets.shape), Float)
+        loads[:, 0, :, 0] = time
         if self.memory is not None:
-            found[:, 1, :, 0] = self.memory[at].swapaxes(1, 2)[..., None]
-        return found, {op: row[kind] for op, kind in classes.items()}
+            loads[:, 1, :, 0] = self.memory[at].swapaxes(1, 2)[..., None]
+        return loads, {op: row[kind] for op, kind in classes.items()}
 
     def may_fit(self, ops: Sequence[str], devices: int) -> NDArray[np.bool_]:
         """Return, of shape [settings], whether the operators may fit in the memory of all devices.

@@ -70,24 +70,24 @@ def search(problem: Problem, options: Options, *, planner: str, chains: tuple[bo
 
 def _distinct(plans: Iterable[Plan]) -> list[Plan]:
     # A graph of stages that happens to be a chain is found as a sequential pipeline too.
-    found: dict[object, Plan] = {}
+    distinct: dict[object, Plan] = {}
     for plan in plans:
-        found.setdefault((plan.stages, plan.edges), plan)
-    return list(found.values())
+        distinct.setdefault((plan.stages, plan.edges), plan)
+    return list(distinct.values())
 
 
 def _best_of_sizes(problem: Problem, options: Options, planner: str, chains: tuple[bool, ...]) -> Plan:
     """Search the best bottleneck of every micro-batch size, as the published planner does, and compare the steps."""
-    found: list[Plan] = []
+    plans: list[Plan] = []
     misses: list[Infeasible] = []
     for size in micro_batch_sizes(problem.batch_size):
         try:
-            found.append(search(problem, replace(options, micro_batch=size), planner=planner, chains=chains))
+            plans.append(search(problem, replace(options, micro_batch=size), planner=planner, chains=chains))
         except Infeasible as miss:
             misses.append(miss)
-    if not found:
+    if not plans:
         raise misses[0]
-    return options.best(found)
+    return options.best(plans)
 
 
 def _sweep(run: PartitionSearch, tree: Series, options: Options) -> None:

@@ -141,8 +141,8 @@ def shares(problem: Problem, costs: CostModel) -> dict[str, float]:
     """Return the largest of every operator's shares in the work, the state and the activations."""
     work = stage_seconds(problem, costs, problem.batch_size, 1)
     measures = (work, costs.op_bytes.state, costs.op_bytes.saved)
-    found = np.max([measure / max(float(measure.sum()), LEAST_LOAD) for measure in measures], axis=0)
-    return dict(zip((op.name for op in problem.graph.ops), found.tolist(), strict=True))
+    largest = np.max([measure / max(float(measure.sum()), LEAST_LOAD) for measure in measures], axis=0)
+    return dict(zip((op.name for op in problem.graph.ops), largest.tolist(), strict=True))
 
 
 def _classes(seconds: Array, memory: Array | None) -> tuple[int, ...]:

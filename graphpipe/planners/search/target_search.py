@@ -87,9 +87,9 @@ def best_targets(
     loads = table.loads(high[:, None], in_flight, form.runs)
     if in_flight is not None:
         alive &= loads.may_fit(form.tree.ops, table.units)
-    found = np.zeros(len(high), dtype=bool)
+    reached = np.zeros(len(high), dtype=bool)
     for _ in range(_ROUNDS):
-        chosen = np.flatnonzero(alive & (~found | (high > precision * low)))
+        chosen = np.flatnonzero(alive & (~reached | (high > precision * low)))
         if not len(chosen):
             break
         targets = np.geomspace(low[chosen], high[chosen], _TARGETS + 1, axis=1)[:, 1:]
@@ -97,8 +97,8 @@ def best_targets(
         feasible = form.dynamic_program(within, table.units).feasible()
         first = feasible.argmax(axis=1)
         rows = np.arange(len(chosen))
-        found[chosen] = feasible.any(axis=1)
-        alive[chosen] = found[chosen]
+        reached[chosen] = feasible.any(axis=1)
+        alive[chosen] = reached[chosen]
         high[chosen] = targets[rows, first]
         low[chosen] = np.where(first > 0, targets[rows, np.maximum(first - 1, 0)], low[chosen])
     return np.where(alive, high, np.inf)

@@ -63,14 +63,14 @@ def folded_plans(problem: Problem, options: Options, rounds: int, *, planner: st
     tail = WholeBatchTail.of(problem.graph)
     if tail.before is None or len(problem.cluster.types) > 1:
         return []
-    found: list[Plan] = []
+    plans: list[Plan] = []
     for fold in sorted(_folds(problem, options, rounds, tail.before.order), key=lambda each: each.seconds):
         plan = _folded(problem, tail, fold, planner)
         if memory_shortfall(plan) <= 0:
-            found.append(plan)
-        if len(found) == most:
+            plans.append(plan)
+        if len(plans) == most:
             break
-    return found
+    return plans
 
 
 def _folds(problem: Problem, options: Options, rounds: int, order: Sequence[str]) -> Iterator[Fold]:

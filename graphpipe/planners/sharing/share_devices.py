@@ -54,10 +54,10 @@ def with_shared_devices(problem: Problem, plan: Plan, options: Options) -> Plan:
     """
     if options.scheduled is None or len(problem.graph.ops) * len(problem.cluster.devices) > _MOST_WORK:
         return plan
-    found = _Shared(best=plan, start=plan, seen=frozenset())
+    shared = _Shared(best=plan, start=plan, seen=frozenset())
     for most in range(2, options.stages_per_device + 1):
-        found = _with_one_more(problem, found, replace(options, stages_per_device=most))
-    return found.best
+        shared = _with_one_more(problem, shared, replace(options, stages_per_device=most))
+    return shared.best
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +78,8 @@ def _with_one_more(problem: Problem, before: _Shared, options: Options) -> _Shar
         folds = _close(folds, seconds * _FAR, options)
     # A change at most doubles the stages of a device.
     again = [before.start] if most <= 2 * most_stages_per_device(before.start) else []
-    found = [*folds, *(rehosted(problem, each, options) for each in (*again, *folds[:1]))]
-    new = [each for each in found if most_stages_per_device(each) > 1 and each.stages not in before.seen]
+    candidates = [*folds, *(rehosted(problem, each, options) for each in (*again, *folds[:1]))]
+    new = [each for each in candidates if most_stages_per_device(each) > 1 and each.stages not in before.seen]
     shared = _close(new, seconds, options)
     if not shared:
         return before

@@ -62,8 +62,8 @@ class ChainStages:
     def in_flight(self) -> tuple[int, ...]:
         """Samples in flight of every stage under 1F1B: those of count - x micro-batches at stage x, counted from 0."""
         after = [[stage + 1] for stage in range(self.count - 1)]
-        found = self.table.problem.in_flight([self.micro_batch] * self.count, [1] * self.count, [*after, []])
-        return (self.table.problem.batch_size,) * self.count if self.table.before_tail else found
+        samples = self.table.problem.in_flight([self.micro_batch] * self.count, [1] * self.count, [*after, []])
+        return (self.table.problem.batch_size,) * self.count if self.table.before_tail else samples
 
     @cached_property
     def computed(self) -> Array:
@@ -182,8 +182,8 @@ def partitions_of(
         most_seconds: of a step; chains that take longer even if all stages compute equally long are left out.
     """
     for stages in ChainStages.all_of(table, micro_batch):
-        if stages.least_seconds < most_seconds and (found := find(stages)) is not None:
-            yield [stage.part for stage in found]
+        if stages.least_seconds < most_seconds and (partition := find(stages)) is not None:
+            yield [stage.part for stage in partition]
 
 
 def worst(prices: Sequence[Price]) -> Price:

@@ -50,9 +50,9 @@ def binary_partitions(table: DownsetTable, micro_batch: int) -> Iterable[list[Pa
 
 def binary_partition(stages: ChainStages) -> list[PricedStage]:
     """Return the stages that DawnPiper's binary partition finds."""
-    found = _BinaryPartition(stages).split(0, len(stages.table.graph.ops), 0, stages.count, None)
-    assert found is not None, "without a limit something is found"
-    return found
+    partition = _BinaryPartition(stages).split(0, len(stages.table.graph.ops), 0, stages.count, None)
+    assert partition is not None, "without a limit something is found"
+    return partition
 
 
 def fitting_partition(stages: ChainStages) -> list[PricedStage] | None:

@@ -74,10 +74,10 @@ class SwapOrRecompute:
         goal = short
         for _ in range(_ROUNDS):
             window = 0.0 if self.problem.cluster.copies_take_devices else window_seconds
-            found, everything = self._freeing(stage, goal, window)
-            missing = self._bytes(found) - capacity_bytes
-            if missing <= 0 and self._has_room(found):
-                return found
+            freed, everything = self._freeing(stage, goal, window)
+            missing = self._bytes(freed) - capacity_bytes
+            if missing <= 0 and self._has_room(freed):
+                return freed
             if everything:
                 break
             goal += max(missing, 0.01 * short)
@@ -120,12 +120,12 @@ class SwapOrRecompute:
         more = dear[: self._enough(saved[dear] * freed_samples, goal_bytes)]
         swapped = [*order[len(order) - swaps :], *more]
         names = [stage.ops[place] for place in sorted(swapped)]
-        found = replace(
+        changed = replace(
             stage, recompute=tuple(stage.ops[place] for place in sorted(again)) or "none", offload=(*names,)
         )
         # Every count below only grows with the goal.
         everything = swaps == np.count_nonzero(hidden) and len(again) == len(cheap) and len(more) == len(dear)
-        return found, everything
+        return changed, everything
 
     @staticmethod
     def _enough(freed: Array, goal_bytes: float) -> int:
