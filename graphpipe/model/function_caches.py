@@ -30,13 +30,13 @@ def without_caches(module: nn.Module) -> Generator[None]:
     Args:
         module: the model, or its copy.
     """
-    found = list(_replacements(module))
-    for put, _, bare in found:
+    replacements = list(_replacements(module))
+    for put, _, bare in replacements:
         put(bare)
     try:
         yield
     finally:
-        for put, cached, _ in found:
+        for put, cached, _ in replacements:
             put(cached)
 
 

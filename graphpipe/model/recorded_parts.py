@@ -15,13 +15,13 @@ def recorded_parts(model: nn.Module, arguments: Mapping[str, object]) -> dict[st
         model: its parts that are models of transformers say which results they can record.
         arguments: of its forward, such as `output_router_logits`. Those that are missing are in the configuration.
     """
-    found: dict[str, str] = {}
+    parts: dict[str, str] = {}
     for path, part in model.named_modules():
         for key, kinds in getattr(part, "can_record_outputs", {}).items():
             if arguments.get(f"output_{key}", getattr(part.config, f"output_{key}", False)):
                 for kind in kinds if isinstance(kinds, list) else [kinds]:
-                    found |= {around: key for name in _recorded(path, part, kind) for around in _around(name)}
-    return found
+                    parts |= {around: key for name in _recorded(path, part, kind) for around in _around(name)}
+    return parts
 
 
 def _recorded(path: str, part: nn.Module, kind: Any) -> list[str]:

@@ -183,14 +183,14 @@ class SampleLoops(TorchFunctionMode):
         if func in _TAKE and _is_gather(*args, **(kwargs or {})):
             func = _gather
         try:
-            found = func(*args, **(kwargs or {}))
+            result = func(*args, **(kwargs or {}))
         except TypeError as error:
             if any(isinstance(each, OneSample) for each in flatten((args, kwargs))[0]):  # as a size, in ViLT
                 raise _refused() from error
             raise
         if (func in _COMPARING and _is_zero(*args[1:])) or (func in _COUNTING and self._is_of_zeros(args[0])):
-            self.zeros.append(found)
-        return found
+            self.zeros.append(result)
+        return result
 
     def _leaves_out_padding(self, tensor: Tensor, index: Any) -> bool:
         # Rows that only pad, by their zeros. Which rows another mask chooses is the model's own matter.

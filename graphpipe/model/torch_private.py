@@ -66,10 +66,10 @@ def numbers_kept(root: nn.Module) -> Generator[None]:
     ]
 
     def keeping(self: FakeTensorMode, tensor: Tensor, **options: Any) -> FakeTensor:
-        found = make(self, tensor, **options)
+        fake = make(self, tensor, **options)
         if isinstance(tensor, FakeTensor) and tensor.constant is not None:
-            found.constant = tensor.constant
-        return found
+            fake.constant = tensor.constant
+        return fake
 
     mode.from_tensor = keeping
     for held, name, each in attributes:
@@ -248,9 +248,9 @@ def without_write(target: OpOverload) -> OpOverload | None:
     namespace, _, name = target._schema.name.partition("::")
     writes = [each.name for each in target._schema.arguments if each.alias_info is not None]
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
-    found = getattr(packet, target._overloadname, None)
+    overload = getattr(packet, target._overloadname, None)
     plain = name.endswith("_") and writes == [each.name for each in target._schema.arguments[:1]]
-    return found if plain and isinstance(found, OpOverload) and not found._schema.is_mutable else None
+    return overload if plain and isinstance(overload, OpOverload) and not overload._schema.is_mutable else None
 
 
 def is_higher_order(target: object) -> bool:

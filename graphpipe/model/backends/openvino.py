@@ -27,8 +27,8 @@ class _Flat(nn.Module):
 def compile_openvino(module: fx.GraphModule, arguments: Sequence[Tensor]) -> Region:
     """Return a compiled model that shares memory with NumPy's arrays."""
     openvino: Any = import_module("openvino")
-    found, structure = flatten(module(*arguments))
-    if not all(isinstance(each, Tensor) for each in found):
+    tensors, structure = flatten(module(*arguments))
+    if not all(isinstance(each, Tensor) for each in tensors):
         raise TypeError("returns something else than tensors")
     converted: Any = openvino.convert_model(_Flat(module), example_input=tuple(arguments))
     settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
@@ -36,7 +36,7 @@ def compile_openvino(module: fx.GraphModule, arguments: Sequence[Tensor]) -> Reg
 
     def run(*values: Tensor) -> Any:
         results: Any = compiled([value.contiguous().numpy() for value in values])
-        leaves = [torch.from_numpy(results[number].copy()) for number in range(len(found))]
+        leaves = [torch.from_numpy(results[number].copy()) for number in range(len(tensors))]
         return unflatten(leaves, structure)
 
     return run

@@ -41,13 +41,13 @@ def placed_program(
     here = plan.stages[stage]
     for region in here.regions:
         find_backend(region.backend)
-    found = split_like(captured, plan.graph) if captured is not None else capture_for(module, plan.graph)
+    stage_capture = split_like(captured, plan.graph) if captured is not None else capture_for(module, plan.graph)
     called = submodules_for(module, plan.graph)
     known = {} if known is None else known
     regions = in_order(plan.graph, here.regions)
     for region in regions:
         if region not in known:
-            program = region_program(called, found, region.ops)
+            program = region_program(called, stage_capture, region.ops)
             known[region] = PlacedRegion(
                 program=program, backend=region.backend, samples=here.micro_batch // here.degree
             )

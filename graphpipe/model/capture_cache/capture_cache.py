@@ -60,13 +60,13 @@ def cached_capture(
     if entry and (known := read_entry(entry)):
         warn_of_unregistered_layers(module)
         return known
-    found = capture_nodes(module, example_inputs, origin)
+    made = capture_nodes(module, example_inputs, origin)
     # The capture of a model that export cannot trace warns. It is made again, so that the warning is repeated.
-    if entry and found.graph.origin and found.graph.origin.method == "export":
+    if entry and made.graph.origin and made.graph.origin.method == "export":
         with suppress(OSError, InvalidInput):  # a folder that cannot be written only costs time
-            write_entry(found, entry)
+            write_entry(made, entry)
             keep_newest(entry.parent, MOST_ENTRIES)
-    return found
+    return made
 
 
 def cached_capture_for(module: nn.Module, example_inputs: Inputs, graph: Graph, folder: Path | None) -> Captured:
@@ -90,8 +90,8 @@ def _check_options(graph: Graph, split: Sequence[str], precision: Precision) -> 
     made = graph.origin or Origin(method="auto")
     if split and tuple(split) != made.split:
         given, captured = f"split={[*split]}", f"split={[*made.split]}"
-    elif precision != (found := made.precision or "fp32"):
-        given, captured = f"precision='{precision}'", f"precision='{found}'"
+    elif precision != (used := made.precision or "fp32"):
+        given, captured = f"precision='{precision}'", f"precision='{used}'"
     else:
         return
     raise InvalidInput(
@@ -115,8 +115,8 @@ def read_entry(entry: Path) -> Captured | None:
     if not entry.is_dir():
         return None
     try:
-        found = load_capture(entry / _CAPTURE, Graph.load(entry / _GRAPH))
-        if found is None:
+        captured = load_capture(entry / _CAPTURE, Graph.load(entry / _GRAPH))
+        if captured is None:
             raise InvalidInput("belong to different models", where=f"{_GRAPH} and {_CAPTURE}")
         os.utime(entry)
     except (InvalidInput, OSError) as error:
@@ -124,10 +124,10 @@ def read_entry(entry: Path) -> Captured | None:
         warn_user(f"a capture in the cache cannot be used and is made again: {reason}")
         shutil.rmtree(entry, ignore_errors=True)
         return None
-    return found
+    return captured
 
 
-def write_entry(found: Captured, entry: Path) -> None:
+def write_entry(captured: Captured, entry: Path) -> None:
     """Write a capture as an entry of a cache. A capture that files cannot hold is not written.
 
     Raises:
@@ -137,8 +137,8 @@ def write_entry(found: Captured, entry: Path) -> None:
     make_private(entry.parent)
     temporary = Path(mkdtemp(prefix="new-", dir=entry.parent))
     try:
-        if save_capture(found, temporary / _CAPTURE):
-            found.graph.save(temporary / _GRAPH)
+        if save_capture(captured, temporary / _CAPTURE):
+            captured.graph.save(temporary / _GRAPH)
             temporary.rename(entry)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -48,12 +48,12 @@ def model_key(module: nn.Module, inputs: tuple[Input, ...], origin: Origin) -> s
 
 def _packages(names: Iterable[str]) -> list[object]:
     # Of every module that defines something of the model: the version of its package, and its own content.
-    found: list[object] = []
+    packages: list[object] = []
     for name in sorted(names):
         file = getattr(sys.modules.get(name), "__file__", None)
         content = _digest(Path(file).read_bytes()) if file and Path(file).is_file() else ""
-        found.append([name, package_version(name), content])
-    return found
+        packages.append([name, package_version(name), content])
+    return packages
 
 
 def _settings_of_torch() -> list[object]:

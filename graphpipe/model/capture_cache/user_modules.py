@@ -31,14 +31,14 @@ def user_sources() -> dict[str, bytes]:
     Raises:
         InDoubt: a file is not Python source, or may depend on something else.
     """
-    found: dict[str, bytes] = {}
+    sources: dict[str, bytes] = {}
     waiting = [Path(str(module.__file__)) for module in user_modules().values()]
     while waiting:
         path = waiting.pop()
-        if str(path) not in found:
-            found[str(path)] = content = _read(path)
+        if str(path) not in sources:
+            sources[str(path)] = content = _read(path)
             waiting += _imported(content, path)
-    return found
+    return sources
 
 
 def package_version(name: str) -> str:
@@ -99,13 +99,13 @@ def _spelled(node: ast.Name | ast.Attribute) -> str:
 
 def _beside(path: Path, node: ast.ImportFrom) -> Iterator[Path]:
     folder = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
-    for found in (
+    for candidate in (
         folder.with_suffix(".py"),
         folder / "__init__.py",
         *(folder / f"{each.name}.py" for each in node.names),
     ):
-        if found.is_file():
-            yield found
+        if candidate.is_file():
+            yield candidate
 
 
 def _file_of(name: str) -> str | None:

@@ -119,24 +119,24 @@ class ValueForms:
         return [self._items(own), buffers]
 
     def _instance(self, value: Any) -> list[object]:
-        found: list[object] = []
+        parts: list[object] = []
         for base in type(value).__mro__:
             if base is dict:
-                found.append(self._items(value))
+                parts.append(self._items(value))
             elif base in _ORDERED or base in _UNORDERED:
-                found.append(self._sequence(value, ordered=base in _ORDERED))
+                parts.append(self._sequence(value, ordered=base in _ORDERED))
             elif base in _SCALARS:
-                found.append(base.__repr__(value))
+                parts.append(base.__repr__(value))
             elif base not in _BASES and not _shows_its_state(base):
                 raise InDoubt(f"a {base.__module__}.{base.__qualname__}")
-            found += [
+            parts += [
                 [name, self.form(getattr(value, name))]
                 for name in _slots(base)
                 if name not in ("__dict__", "__weakref__") and hasattr(value, name)
             ]
         if type(type(value)).__module__.startswith("pybind11") or type(value).__module__.startswith("torch._C"):
             raise InDoubt(f"a {type(value).__qualname__}")
-        return [*found, self._items(getattr(value, "__dict__", {}))]
+        return [*parts, self._items(getattr(value, "__dict__", {}))]
 
     def _items(self, items: Mapping[Any, Any]) -> object:
         return [[self.form(key), self.form(item)] for key, item in items.items()]

@@ -138,23 +138,23 @@ def decode(value: Any, nodes: Mapping[str, fx.Node], where: str) -> Any:
 
 def _constant(value: dict[str, Any], where: str) -> Any:
     for kind, constants in _CONSTANTS.items():
-        found = getattr(torch, str(value.get(kind)), None)
-        if isinstance(found, constants):
-            return found
+        constant = getattr(torch, str(value.get(kind)), None)
+        if isinstance(constant, constants):
+            return constant
     raise InvalidInput(f"an argument is {value!r}, which a captured graph does not hold", where=where)
 
 
 def _operator(name: str, where: str) -> Operator:
     # Looking up an operator of torch does not run it.
-    found: Any = torch.ops
+    operator: Any = torch.ops
     try:
         for part in name.split("."):
-            found = getattr(found, part)
+            operator = getattr(operator, part)
     except (AttributeError, RuntimeError):
-        found = None
-    if not isinstance(found, Operator):
+        operator = None
+    if not isinstance(operator, Operator):
         raise InvalidInput(f"a node calls operator '{name}', which this torch does not have", where=where)
-    return found
+    return operator
 
 
 def _spec_json(spec: Any) -> str:

@@ -106,7 +106,7 @@ def contrastive_loss(logits: Tensor, labels: Tensor) -> Tensor:
     positives = (labels.unsqueeze(0) == labels.unsqueeze(1)).float()
     targets = positives / positives.sum(dim=1, keepdim=True)
     both = (functional.log_softmax(logits, dim=1), functional.log_softmax(logits.T, dim=1))
-    images, texts = (functional.kl_div(found, targets, reduction="batchmean") for found in both)
+    images, texts = (functional.kl_div(log_shares, targets, reduction="batchmean") for log_shares in both)
     return (images + texts) / 2
 
 
