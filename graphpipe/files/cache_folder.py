@@ -26,8 +26,8 @@ def make_private(folder: Path) -> None:
     Raises:
         OSError: it cannot be made.
     """
-    for each in (*reversed(folder.parents), folder):
-        each.mkdir(mode=0o700, exist_ok=True)
+    for parent in (*reversed(folder.parents), folder):
+        parent.mkdir(mode=0o700, exist_ok=True)
 
 
 def keep_newest(folder: Path, most: int) -> None:

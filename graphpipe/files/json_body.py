@@ -43,7 +43,7 @@ def from_body(kind: type[Value], body: object, where: str, *, strict: bool = Fal
         )
     except ValidationError as error:
         problems = error.errors()
-        unknown = [each for each in problems if each["type"] == "unexpected_keyword_argument"]
+        unknown = [problem for problem in problems if problem["type"] == "unexpected_keyword_argument"]
         raise _invalid_field(kind, [*unknown, *problems][0], where) from None
 
 
@@ -101,5 +101,5 @@ def _field_names(kind: Any, path: Sequence[str | int]) -> list[str]:
 
 def _inner_dataclass(kind: Any) -> Any:
     # The type of the items of a list or dictionary, or of an optional value.
-    inner = [each for each in get_args(kind) if is_dataclass(each)]
+    inner = [argument for argument in get_args(kind) if is_dataclass(argument)]
     return inner[0] if len(inner) == 1 else None

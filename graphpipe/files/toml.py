@@ -50,5 +50,5 @@ def _check(value: object, depth: int) -> None:
     if isinstance(value, str) and "\0" in value:
         raise ValueError("a NUL character")
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    for each in cast("list[object]", inner):
-        _check(each, depth - 1)
+    for entry in cast("list[object]", inner):
+        _check(entry, depth - 1)
