@@ -86,8 +86,8 @@ class OpSplit:
         """What every part has of the weight."""
         dimension = 0 if self.by == "rows" or (self.by, self.kind) == ("outputs", "Linear") else 1
         return tuple(
-            ParameterSlice(parameter=self.weight, dimension=dimension, start=each.start, stop=each.stop)
-            for each in self.branches
+            ParameterSlice(parameter=self.weight, dimension=dimension, start=branch.start, stop=branch.stop)
+            for branch in self.branches
         )
 
     @property
@@ -105,8 +105,8 @@ class OpSplit:
     @property
     def input_bytes_per_sample(self) -> float:
         """Bytes of what the layer reads."""
-        each = [branch.bytes_per_sample for branch in self.branches]
-        return sum(each) if self.by == "inputs" else each[0]
+        branch_bytes = [branch.bytes_per_sample for branch in self.branches]
+        return sum(branch_bytes) if self.by == "inputs" else branch_bytes[0]
 
     def share(self, branch: SplitBranch) -> float:
         """Return the share of the layer's work and weight that a part has."""
@@ -121,10 +121,10 @@ class OpSplit:
 
     def naming(self, sources: Collection[str]) -> "OpSplit":
         """Return this split with the names of values only from these operators: those that send several values."""
-        branches = (each if each.source in sources else replace(each, value="") for each in self.branches)
+        branches = (branch if branch.source in sources else replace(branch, value="") for branch in self.branches)
         return replace(self, branches=tuple(branches))
 
     def cuts_like(self, other: "OpSplit") -> bool:
         """True if the same layer is cut into the same features, for samples of any shape."""
-        ours, theirs = ([each.slices, each.layer, each.by, each.bias, each.is_called] for each in (self, other))
+        ours, theirs = ([split.slices, split.layer, split.by, split.bias, split.is_called] for split in (self, other))
         return ours == theirs

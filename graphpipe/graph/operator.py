@@ -110,7 +110,7 @@ class Edge:
         if not self.values:
             return (Read(self.source, self.target, (self.source, ""), self.bytes_per_sample),)
         return tuple(
-            Read(self.source, self.target, (self.source, each.name), each.bytes_per_sample) for each in self.values
+            Read(self.source, self.target, (self.source, value.name), value.bytes_per_sample) for value in self.values
         )
 
 

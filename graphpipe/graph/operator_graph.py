@@ -96,7 +96,7 @@ class Graph:
         for name in self.order:
             op = self[name]
             trains = op.trainable and (silent or bool(op.parameters) or op.parameter_bytes > 0)
-            if trains or any(each.source in trained and not self._is_constant(each) for each in before[name]):
+            if trains or any(edge.source in trained and not self._is_constant(edge) for edge in before[name]):
                 trained.add(name)
         return frozenset(trained)
 
@@ -127,7 +127,7 @@ class Graph:
     @cached_property
     def holders(self) -> dict[str, tuple[str, ...]]:
         """Names of the operators that hold each shared parameter, in order of `ops`."""
-        ops_by_parameter: dict[str, list[str]] = {each.name: [] for each in self.shared}
+        ops_by_parameter: dict[str, list[str]] = {parameter.name: [] for parameter in self.shared}
         for op in self.ops:
             for name in op.parameters:
                 if name in ops_by_parameter:
@@ -164,7 +164,7 @@ def fingerprinted(graph: dict[str, Any]) -> dict[str, Any]:
     not say these, nor what was split, nor for which precision they were captured, nor the forms of inputs, nor whether
     the modes differ.
     """
-    body = graph | {key: [_without(each, *left_out) for each in graph[key]] for key, left_out in _FOLLOWS.items()}
+    body = graph | {key: [_without(part, *left_out) for part in graph[key]] for key, left_out in _FOLLOWS.items()}
     if graph.get("origin"):
         splits = [
             split | {"branches": [_without(branch, "value") for branch in split["branches"]]}
@@ -261,8 +261,8 @@ def _check_values(graph: Graph) -> None:
             if edge.values and sizes.setdefault(read.value, read.bytes_per_sample) != read.bytes_per_sample:
                 both = f"{read.bytes_per_sample:g} bytes per sample here and {sizes[read.value]:g} on another edge"
                 raise InvalidInput(f"value '{read.value[1]}' has {both}", where=where)
-        total = sum(each.bytes_per_sample for each in edge.values)
-        if len({each.name for each in edge.values}) < len(edge.values):
+        total = sum(value.bytes_per_sample for value in edge.values)
+        if len({value.name for value in edge.values}) < len(edge.values):
             raise InvalidInput("lists a value twice", where=where)
         if edge.values and not math.isclose(total, edge.bytes_per_sample, rel_tol=1e-6):
             what = f"has {edge.bytes_per_sample:g} bytes per sample, but its values have {total:g}"
@@ -270,13 +270,13 @@ def _check_values(graph: Graph) -> None:
 
 
 def _check_shared(graph: Graph) -> None:
-    for each in graph.shared:
-        where = f"shared parameter '{each.name}'"
-        _check_amount(each.bytes, f"{where}, bytes")
-        if len(graph.holders[each.name]) < 2:
-            holders = ", ".join(graph.holders[each.name]) or "none"
+    for parameter in graph.shared:
+        where = f"shared parameter '{parameter.name}'"
+        _check_amount(parameter.bytes, f"{where}, bytes")
+        if len(graph.holders[parameter.name]) < 2:
+            holders = ", ".join(graph.holders[parameter.name]) or "none"
             raise InvalidInput(f"is held by fewer than two operators ({holders})", where=where)
-        if sum(other.name == each.name for other in graph.shared) > 1:
+        if sum(other.name == parameter.name for other in graph.shared) > 1:
             raise InvalidInput("is listed twice", where=where)
 
 

@@ -14,7 +14,7 @@ _WAY = re.compile(r"(?P<rows>rows)?(?P<parts>\d+)")
 
 def splittable(graph: Graph) -> tuple[OpSplit, ...]:
     """Return how the operators of a graph can be split, those with the most bytes of weights first."""
-    return tuple(sorted((each for op in graph.ops for each in op.splits), key=lambda each: -each.weight_bytes))
+    return tuple(sorted((split for op in graph.ops for split in op.splits), key=lambda split: -split.weight_bytes))
 
 
 def find_split(graph: Graph, name: str) -> OpSplit:
@@ -29,7 +29,7 @@ def find_split(graph: Graph, name: str) -> OpSplit:
         InvalidInput: it is not an operator of the graph, or it cannot be split in this way.
     """
     op, by, parts = _parsed(graph, name)
-    split = next((each for each in graph[op].splits if each.by == by), None) if op in graph.index else None
+    split = next((split for split in graph[op].splits if split.by == by), None) if op in graph.index else None
     if split is None:
         raise _cannot_be_split(graph, op, by)
     if by == "inputs":
@@ -54,13 +54,13 @@ def _parsed(graph: Graph, name: str) -> tuple[str, Literal["inputs", "outputs", 
 
 
 def _cannot_be_split(graph: Graph, op: str, by: str) -> InvalidInput:
-    around = next((each.name for each in graph.ops for name in each.parameters if name.startswith(f"{op}.")), op)
+    around = next((other.name for other in graph.ops for name in other.parameters if name.startswith(f"{op}.")), op)
     if op not in graph.index and around != op:
         remedy = f"Capture the model with a look into '{around}': `--look-into {around}`."
         return InvalidInput(f"'{op}' is inside operator '{around}'", where="split", remedy=remedy)
     what = f"operator '{op}' cannot be split by its {by}" if op in graph.index else f"'{op}' is not an operator"
-    others = sorted(splittable(graph), key=lambda each: each.op != op)  # its own other ways first
-    known = [_example(each) for each in others[:_LISTED]]
+    others = sorted(splittable(graph), key=lambda split: split.op != op)  # its own other ways first
+    known = [_example(split) for split in others[:_LISTED]]
     listed = f"Operators that can be split: {', '.join(known)}."
     return InvalidInput(
         what, where="split", remedy=listed if known else "This model does not have an operator that can be split."

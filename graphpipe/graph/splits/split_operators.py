@@ -36,12 +36,12 @@ def with_split(graph: Graph, split: OpSplit) -> Graph:
         InvalidInput: it is split already.
     """
     assert graph.origin is not None, "only captured operators can be split"
-    if split.op in [each.op for each in graph.origin.split_ops]:
+    if split.op in [done.op for done in graph.origin.split_ops]:
         raise InvalidInput(f"operator '{split.op}' is to be split twice", where="split", remedy="Name it once.")
     whole = graph[split.op]
     parts = [_part(whole, split, number) for number in range(len(split.branches))]
-    ops = [each for op in graph.ops for each in ((*parts, _rest(whole, split)) if op is whole else (op,))]
-    edges = [each for edge in graph.edges for each in _edges(edge, split)]
+    ops = [new for op in graph.ops for new in ((*parts, _rest(whole, split)) if op is whole else (op,))]
+    edges = [new for edge in graph.edges for new in _edges(edge, split)]
     edges += [Edge(source=part.name, target=split.op, bytes_per_sample=part.output_bytes_per_sample) for part in parts]
     origin = replace(graph.origin, split_ops=(*graph.origin.split_ops, split))
     return replace(graph, ops=tuple(ops), edges=tuple(edges), origin=origin)
@@ -86,17 +86,17 @@ def _edges(edge: Edge, split: OpSplit) -> list[Edge]:
     # An edge to the operator goes to the parts that read its value. What else the operator reads goes to the rest.
     if edge.target != split.op:
         return [edge]
-    parts = [(part, each) for part, each in zip(split.parts, split.branches, strict=True) if each.source == edge.source]
-    taken = {each.value for _, each in parts}
+    parts = [pair for pair in zip(split.parts, split.branches, strict=True) if pair[1].source == edge.source]
+    taken = {branch.value for _, branch in parts}
     to_parts = [
         replace(
             edge,
             target=part,
-            bytes_per_sample=each.bytes_per_sample,
-            values=tuple(value for value in edge.values if value.name == each.value),
+            bytes_per_sample=branch.bytes_per_sample,
+            values=tuple(value for value in edge.values if value.name == branch.value),
         )
-        for part, each in parts
+        for part, branch in parts
     ]
-    left = edge.bytes_per_sample - max((each.bytes_per_sample for _, each in parts), default=0.0)
+    left = edge.bytes_per_sample - max((branch.bytes_per_sample for _, branch in parts), default=0.0)
     rest = tuple(value for value in edge.values if value.name not in taken)
     return [*to_parts, *([replace(edge, bytes_per_sample=left, values=rest)] if left > 0 or not parts else [])]

@@ -35,11 +35,11 @@ def check_splits(graph: Graph) -> None:
 
 
 def _check_features(split: OpSplit, where: str) -> None:
-    at, each = 0, _unit(split)
+    at, unit = 0, _unit(split)
     for number, branch in enumerate(split.branches):
         if branch.start != at or branch.stop <= branch.start:
-            what = f"part {number} has {each}s {branch.start} to {branch.stop}, must begin at {each} {at}"
-            raise InvalidInput(what, where=where, remedy=f"Every {each} must be in one part.")
+            what = f"part {number} has {unit}s {branch.start} to {branch.stop}, must begin at {unit} {at}"
+            raise InvalidInput(what, where=where, remedy=f"Every {unit} must be in one part.")
         at = branch.stop
 
 
@@ -56,7 +56,7 @@ def _check_parameters(part: Op, split: OpSplit, number: int, where: str) -> None
     if split.bias is not None and split.by == "outputs":
         wanted.add((split.bias, 0, start, stop))
     pieces = [ParameterSlice.parse(name) for name in part.parameters]
-    slices = {(each.parameter, each.dimension, each.start, each.stop) for each in pieces if each is not None}
+    slices = {(piece.parameter, piece.dimension, piece.start, piece.stop) for piece in pieces if piece is not None}
     if slices != wanted:
         names = " and ".join(f"'{name}'" for name, *_ in sorted(wanted))
         held = ", ".join(part.parameters) or "nothing"
