@@ -18,7 +18,7 @@ _AWAY = -1
 class ActivationBytes:
     """Bytes per sample of the operators of a stage."""
 
-    each: OpBytes
+    op_bytes: OpBytes
     samples: float = inf
     """Samples of one micro-batch on one device: they share what each forward keeps once (see `OpBytes.saved_of`)."""
 
@@ -41,7 +41,7 @@ class ActivationBytes:
         """
         inside = tuple(dict.fromkeys(ops))  # in a fixed order, because sums of floats depend on it
         key = ("saved", inside, self.samples, recompute, offload)
-        return self.each.once(key, lambda: self._saved(inside, recompute, offload))
+        return self.op_bytes.once(key, lambda: self._saved(inside, recompute, offload))
 
     def offloaded(self, ops: Iterable[str], recompute: Recompute, offload: tuple[str, ...]) -> float:
         """Return what the operators of a stage offload per sample in flight: what `saved` does not keep of them."""
@@ -54,31 +54,31 @@ class ActivationBytes:
         self, ops: Iterable[str], recompute: Recompute, offload: tuple[str, ...]
     ) -> tuple[float, float]:
         """Return `saved` and `offloaded`, which follow from the same bytes of each operator."""
-        if not offload or recompute == "full" or not self.each.trains:
+        if not offload or recompute == "full" or not self.op_bytes.trains:
             return self.saved(ops, recompute, offload), self.offloaded(ops, recompute, offload)
         inside = tuple(dict.fromkeys(ops))
         kept = self.kept_by_op(inside, recompute, offload)
         return sum(kept.values()), self._offloaded(inside, offload, kept)
 
     def _offloaded(self, inside: tuple[str, ...], offload: tuple[str, ...], kept: Mapping[str, float]) -> float:
-        offloaded = [name for each in regions(inside, offload) for name in each]
-        saved = dict(zip(offloaded, self._op_saved[self.each.positions(offloaded)].tolist(), strict=True))
+        offloaded = [name for region in regions(inside, offload) for name in region]
+        saved = dict(zip(offloaded, self._op_saved[self.op_bytes.positions(offloaded)].tolist(), strict=True))
         return sum(max(0.0, count - kept[name]) for name, count in saved.items())
 
     def _saved(self, inside: tuple[str, ...], recompute: Recompute, offload: tuple[str, ...]) -> float:
-        if not self.each.trains:
-            return sum(self.each.graph[name].output_bytes_per_sample for name in self._sending(inside))
+        if not self.op_bytes.trains:
+            return sum(self.op_bytes.graph[name].output_bytes_per_sample for name in self._sending(inside))
         if recompute == "full":
             return 0.0
         if recompute == "none" and not offload:
-            return float(self._op_saved[self.each.positions(inside)].sum())
+            return float(self._op_saved[self.op_bytes.positions(inside)].sum())
         return sum(self.kept_by_op(inside, recompute, offload).values())
 
     def kept_by_op(self, inside: tuple[str, ...], recompute: Recompute, offload: tuple[str, ...]) -> dict[str, float]:
         """Return what each operator of a stage keeps per sample in flight (see `saved`)."""
         region_of = {name: number for number, region in enumerate(regions(inside, recompute)) for name in region}
         region_of |= {name: _AWAY for region in regions(inside, offload) for name in region}
-        saved = dict(zip(inside, self._op_saved[self.each.positions(inside)].tolist(), strict=True))
+        saved = dict(zip(inside, self._op_saved[self.op_bytes.positions(inside)].tolist(), strict=True))
         read: dict[tuple[str, str], float] = {}
         needed: dict[tuple[str, str], float] = {}
         for source in inside:
@@ -89,8 +89,8 @@ class ActivationBytes:
                     read[value] = max(read.get(value, 0.0), count)
                     needed[value] = max(needed.get(value, 0.0), 0.0 if stays else count)
         plain = saved
-        if self.each.has_casts:
-            plain = dict(zip(inside, self.each.saved[self.each.positions(inside)].tolist(), strict=True))
+        if self.op_bytes.has_casts:
+            plain = dict(zip(inside, self.op_bytes.saved[self.op_bytes.positions(inside)].tolist(), strict=True))
         outputs = {name: [0.0, 0.0] for name in inside}
         for value, count in read.items():
             outputs[value[0]][0] += count
@@ -103,7 +103,7 @@ class ActivationBytes:
     def received(self, ops: Iterable[str]) -> float:
         """Return what a stage receives from others. An output that several of its operators read counts once."""
         inside = tuple(dict.fromkeys(ops))
-        return self.each.once(("received", inside), lambda: self._received(inside))
+        return self.op_bytes.once(("received", inside), lambda: self._received(inside))
 
     def _received(self, inside: tuple[str, ...]) -> float:
         stage, received = frozenset(inside), dict[tuple[str, str], float]()
@@ -119,44 +119,44 @@ class ActivationBytes:
         An output is held from its operator to its last reader in the stage.
         """
         inside = tuple(dict.fromkeys(ops))
-        return self.each.once(("working", inside), lambda: self._working(inside))
+        return self.op_bytes.once(("working", inside), lambda: self._working(inside))
 
     def _working(self, inside: tuple[str, ...]) -> float:
-        graph, stage = self.each.graph, frozenset(inside)
+        graph, stage = self.op_bytes.graph, frozenset(inside)
         left = {name: {other for other in graph.successors[name] if other in stage} for name in inside}
         held, most = dict[str, float](), 0.0
         for name in (name for name in graph.order if name in stage):
             held[name] = graph[name].output_bytes_per_sample
             most = max(most, sum(held.values()))
-            for each in (name, *graph.predecessors[name]):
-                if each in held:
-                    left[each].discard(name)
-                    if not left[each]:
-                        del held[each]
+            for read in (name, *graph.predecessors[name]):
+                if read in held:
+                    left[read].discard(name)
+                    if not left[read]:
+                        del held[read]
         return most
 
     def _sending(self, inside: tuple[str, ...]) -> list[str]:
         """Return the operators whose output another stage reads, or that compute an output of the model."""
-        stage, after = frozenset(inside), self.each.graph.successors
+        stage, after = frozenset(inside), self.op_bytes.graph.successors
         return [name for name in inside if not after[name] or not stage.issuperset(after[name])]
 
     @cached_property
     def _op_saved(self) -> Array:
-        return self.each.saved_of(self.samples)
+        return self.op_bytes.saved_of(self.samples)
 
     @cached_property
     def _reads(self) -> dict[str, list[Read]]:
         """What each operator reads."""
-        reads: dict[str, list[Read]] = {op.name: [] for op in self.each.graph.ops}
-        for read in self.each.graph.reads:
+        reads: dict[str, list[Read]] = {op.name: [] for op in self.op_bytes.graph.ops}
+        for read in self.op_bytes.graph.reads:
             reads[read.target].append(read)
         return reads
 
     @cached_property
     def _reads_of(self) -> dict[str, list[Read]]:
         """What others read of each operator."""
-        reads: dict[str, list[Read]] = {op.name: [] for op in self.each.graph.ops}
-        for read in self.each.graph.reads:
+        reads: dict[str, list[Read]] = {op.name: [] for op in self.op_bytes.graph.ops}
+        for read in self.op_bytes.graph.reads:
             reads[read.source].append(read)
         return reads
 
@@ -166,5 +166,5 @@ class ActivationBytes:
         Regions are recomputed one at a time, so this is what the largest of them saves. A device runs one task at a
         time, so it needs these bytes once, for the samples of one micro-batch.
         """
-        each = (float(self._op_saved[self.each.positions(region)].sum()) for region in regions(ops, recompute))
-        return max(each, default=0.0)
+        counts = (float(self._op_saved[self.op_bytes.positions(region)].sum()) for region in regions(ops, recompute))
+        return max(counts, default=0.0)

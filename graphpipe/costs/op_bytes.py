@@ -71,8 +71,8 @@ class OpBytes:
         The sum over any operators is a lower bound on the gradients of a stage that holds them.
         """
         trainable = self.trainable.copy()
-        for each in (each for each in self.graph.shared if self.trains and each.trainable):
-            trainable[self.positions(self.graph.holders[each.name][1:])] -= each.bytes
+        for parameter in (parameter for parameter in self.graph.shared if self.trains and parameter.trainable):
+            trainable[self.positions(self.graph.holders[parameter.name][1:])] -= parameter.bytes
         return trainable
 
     @cached_property
@@ -117,8 +117,8 @@ class OpBytes:
         if not self.trains:
             return np.zeros(len(self.graph.ops))
         loss = [max((row.loss_bytes_per_sample for row in rows), default=0.0) for rows in self.temporaries]
-        each = np.array([op.work.saved_bytes_per_sample for op in self.graph.ops]) + np.array(loss)
-        return each * np.array([self.largest_load[op.name] for op in self.graph.ops])
+        own = np.array([op.work.saved_bytes_per_sample for op in self.graph.ops]) + np.array(loss)
+        return own * np.array([self.largest_load[op.name] for op in self.graph.ops])
 
     def saved_of(self, samples: Array | float) -> Array:
         """Return `saved` with what each forward keeps besides, shared out over its samples.
@@ -162,7 +162,7 @@ class OpBytes:
     def temporaries(self) -> list[list[Temporaries]]:
         """What each operator holds while it runs, one row per device type; empty if it was not measured."""
         rows = [[self.table.by_op[op.name, kind].temporaries for kind in self.device_types] for op in self.graph.ops]
-        return [[each for each in row if each is not None] for row in rows]
+        return [[cell for cell in row if cell is not None] for row in rows]
 
     @cached_property
     def has_temporaries(self) -> bool:
@@ -177,7 +177,7 @@ class OpBytes:
         """
         if samples not in self._temporary:
             rows = zip(self.graph.ops, self.temporaries, strict=True)
-            largest = [max((self._largest(op.name, each, samples) for each in held), default=0.0) for op, held in rows]
+            largest = [max((self._largest(op.name, cell, samples) for cell in held), default=0.0) for op, held in rows]
             self._temporary[samples] = np.array(largest)
         return self._temporary[samples]
 

@@ -132,7 +132,7 @@ def _declared(graph: Graph, name: str, values: Values) -> SampleLoad:
 def _matching(graph: Graph, name: str) -> tuple[str, ...]:
     """Return the operators that a name stands for, in the order of the graph."""
     ops = [op.name for op in graph.ops if op.name.startswith(f"{name}.") or fnmatchcase(op.name, name)]
-    inputs = [each.name for each in graph.inputs]
+    inputs = [model_input.name for model_input in graph.inputs]
     if not ops and name in inputs:
         reads = _inputs_read(graph)
         ops = [op.name for op in graph.ops if reads[op.name] == frozenset({name})]
@@ -147,6 +147,6 @@ def _inputs_read(graph: Graph) -> dict[str, frozenset[str]]:
     """Return the model inputs that each operator reads, directly or through others."""
     inputs_by_op: dict[str, frozenset[str]] = {}
     for name in graph.order:
-        before = (inputs_by_op[each] for each in graph.predecessors[name])
+        before = (inputs_by_op[other] for other in graph.predecessors[name])
         inputs_by_op[name] = frozenset(graph[name].model_inputs).union(*before)
     return inputs_by_op

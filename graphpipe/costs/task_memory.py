@@ -20,7 +20,7 @@ class TaskMemory:
 
     @staticmethod
     def of(
-        each: OpBytes,
+        op_bytes: OpBytes,
         ops: Collection[str],
         samples: float,
         recompute: Recompute = "none",
@@ -45,20 +45,20 @@ class TaskMemory:
             recompute: what the stage recomputes.
             offload: what the stage offloads.
         """
-        if not each.has_temporaries:
+        if not op_bytes.has_temporaries:
             return TaskMemory()
-        inside, graph = frozenset(ops), each.graph
-        held = _Activations.of(each, tuple(ops), samples, recompute, offload)
+        inside, graph = frozenset(ops), op_bytes.graph
+        held = _Activations.of(op_bytes, tuple(ops), samples, recompute, offload)
         again = samples * held.largest_region
         forward, first, backward = 0.0, -again, -again
         freed = grown = 0.0  # bytes that later operators keep, and bytes of their parameters' gradients
         for name in (name for name in reversed(graph.order) if name in inside):
-            rows = each.temporaries[graph.index[name]]
-            computed = samples * each.largest_load[name]
+            rows = op_bytes.temporaries[graph.index[name]]
+            computed = samples * op_bytes.largest_load[name]
             passing = max((row.forward(computed) for row in rows), default=0.0)
             handed_on = not inside.isdisjoint(graph.successors[name])
             arrived = (
-                each.returned_gradient[name] * samples if handed_on else 0.0
+                op_bytes.returned_gradient[name] * samples if handed_on else 0.0
             )  # otherwise it is in a message buffer
             returning = max((row.backward(computed) for row in rows), default=0.0) + arrived
             repeated = samples * held.repeated[name] - again
@@ -67,7 +67,7 @@ class TaskMemory:
             first = max(first, returning - freed + grown)
             backward = max(backward, returning - freed)
             freed += samples * held.kept[name]
-            grown += float(each.trainable[graph.index[name]])
+            grown += float(op_bytes.trainable[graph.index[name]])
         return TaskMemory(forward, first, backward)
 
 
@@ -92,11 +92,11 @@ class _Activations:
 
     @staticmethod
     def of(
-        each: OpBytes, ops: tuple[str, ...], samples: float, recompute: Recompute, offload: tuple[str, ...]
+        op_bytes: OpBytes, ops: tuple[str, ...], samples: float, recompute: Recompute, offload: tuple[str, ...]
     ) -> "_Activations":
         """Return the activations of a stage. A stage that recomputes in full holds in its backward what others keep."""
-        activations = ActivationBytes(each, samples)
-        saved = dict(zip(ops, each.saved_of(samples)[each.positions(ops)].tolist(), strict=True))
+        activations = ActivationBytes(op_bytes, samples)
+        saved = dict(zip(ops, op_bytes.saved_of(samples)[op_bytes.positions(ops)].tolist(), strict=True))
         nothing = dict.fromkeys(ops, 0.0)
         if isinstance(recompute, str):
             return _Activations(kept=saved, repeated=nothing, dropped=nothing, largest_region=0.0)
@@ -104,7 +104,7 @@ class _Activations:
         again = {name: number for number, region in enumerate(regions(ops, recompute)) for name in region}
         return _Activations(
             kept={name: kept[name] if name in again else max(kept[name], saved[name]) for name in ops},
-            repeated=nothing | _so_far((name for name in each.graph.order if name in again), again, saved),
+            repeated=nothing | _so_far((name for name in op_bytes.graph.order if name in again), again, saved),
             dropped={name: max(0.0, saved[name] - kept[name]) if name in again else 0.0 for name in ops},
             largest_region=activations.recomputed(ops, recompute),
         )
