@@ -47,9 +47,9 @@ def host_bytes(plan: Plan) -> dict[str, float]:
     """Return the bytes that the stages of each node keep in the node's memory with all their samples in flight."""
     held = dict.fromkeys((device.node for device in plan.cluster.devices), 0.0)
     for stage in (stage for stage in plan.stages if not stage.offload_to):
-        each = offloaded_bytes(plan, stage)
+        offloaded = offloaded_bytes(plan, stage)
         for device in stage.devices:
-            held[plan.cluster.devices[device].node] += each
+            held[plan.cluster.devices[device].node] += offloaded
     return held
 
 

@@ -56,7 +56,7 @@ def copy_seconds(plan: Plan, stage: Stage, device: int, count: float) -> float:
 
 def sum_seconds(plan: Plan, stage: int) -> float:
     """Return the seconds, once per mini-batch, in which a stage's gradients and its tied gradients are summed."""
-    tied = sum(plan.tied_gradients_seconds(each) for each in plan.tied_gradients if stage in each.stages)
+    tied = sum(plan.tied_gradients_seconds(gradients) for gradients in plan.tied_gradients if stage in gradients.stages)
     return plan.reduce_seconds(stage) + tied
 
 
@@ -75,7 +75,7 @@ def _transfer_seconds(plan: Plan, stage: int) -> list[float]:
                 for backward in ((False, True) if back else (False,))
             )
             ends = here.devices[:1], other.devices
-            seconds.append(sum(plan.cost_model.slowest_transfer_seconds(each * share, *ends) for each in sent))
+            seconds.append(sum(plan.cost_model.slowest_transfer_seconds(count * share, *ends) for count in sent))
     return seconds
 
 
@@ -195,7 +195,7 @@ def hops(plan: Plan) -> tuple[list[list[tuple[int, float]]], list[list[tuple[int
     """Return, by stage, the stages that feed it and that send it gradients, with the least seconds of a message."""
     feeding: list[list[tuple[int, float]]] = [[] for _ in plan.stages]
     back: list[list[tuple[int, float]]] = [[] for _ in plan.stages]
-    least, own = plan.cost_model.fastest_transfer_seconds, [each.micro_batch // each.degree for each in plan.stages]
+    least, own = plan.cost_model.fastest_transfer_seconds, [stage.micro_batch // stage.degree for stage in plan.stages]
     for position, edge in enumerate(plan.edges):
         source, target = plan.stages[edge.source].devices, plan.stages[edge.target].devices
         # Every message carries at least the greatest common divisor of the samples per replica on both sides.

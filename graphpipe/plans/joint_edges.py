@@ -86,7 +86,7 @@ def whole_values(
     # The edges of a rehearsal may carry less than those of its graph.
     scales = [edge.bytes_per_sample / (sum(count.values()) or 1.0) for edge, count in zip(edges, counts, strict=True)]
     return [
-        {value: each * scale for value, each in count.items() if 0 < whole.get(value, each) <= each}
+        {value: part * scale for value, part in count.items() if 0 < whole.get(value, part) <= part}
         for count, scale in zip(counts, scales, strict=True)
     ]
 

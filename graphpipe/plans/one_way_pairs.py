@@ -31,4 +31,4 @@ def one_way_bytes(graph: Graph, stages: Sequence[Stage], edges: Sequence[StageEd
 def _one_way(graph: Graph, carried: dict[tuple[str, str], float], count: float) -> float:
     # The edges of a rehearsal may carry less than those of its graph.
     scale = count / (sum(carried.values()) or 1.0)
-    return sum(each * scale for value, each in carried.items() if value in graph.one_way)
+    return sum(count * scale for value, count in carried.items() if value in graph.one_way)

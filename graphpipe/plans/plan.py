@@ -113,7 +113,7 @@ class Plan:
         if not without or not count:
             return count
         own = self.whole_values[edge]
-        common = own.keys() & {name for each in without for name in self.whole_values[each]}
+        common = own.keys() & {name for other in without for name in self.whole_values[other]}
         return max(0.0, count - sum(own[name] for name in common if not backward or name not in self.graph.one_way))
 
     @cached_property
@@ -141,7 +141,7 @@ class Plan:
 
     def tied_parameters(self, stage: int) -> frozenset[str]:
         """Return the names of the parameters that a stage shares with other stages."""
-        return frozenset(name for each in self.tied_gradients if stage in each.stages for name in each.parameters)
+        return frozenset(name for tied in self.tied_gradients if stage in tied.stages for name in tied.parameters)
 
     def reduced_bytes(self, stage: int) -> float:
         """Return the bytes of gradients that the replicas of a stage sum: all except those of tied parameters."""

@@ -30,16 +30,16 @@ def tied_gradients_of(graph: Graph, stages: Sequence[tuple[Iterable[str], Iterab
         return ()
     stage_of = {op: number for number, (ops, _) in enumerate(stages) for op in ops}
     held: dict[tuple[int, ...], list[Shared]] = {}
-    for each in graph.shared:
-        holders = tuple(sorted({stage_of[op] for op in graph.holders[each.name]}))
-        if each.trainable and len(holders) > 1:
-            held.setdefault(holders, []).append(each)
+    for tied in graph.shared:
+        holders = tuple(sorted({stage_of[op] for op in graph.holders[tied.name]}))
+        if tied.trainable and len(holders) > 1:
+            held.setdefault(holders, []).append(tied)
     return tuple(
         TiedGradients(
             stages=holders,
             devices=tuple(sorted({device for number in holders for device in stages[number][1]})),
-            parameters=tuple(each.name for each in some),
-            bytes=sum(each.bytes for each in some),
+            parameters=tuple(tied.name for tied in some),
+            bytes=sum(tied.bytes for tied in some),
         )
         for holders, some in sorted(held.items(), key=lambda item: item[0])
     )

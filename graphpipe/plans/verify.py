@@ -123,7 +123,7 @@ def _check_unshared(plan: PlanFields) -> None:
     for stage in plan.stages:
         for parameter in {name for op in stage.ops for name in plan.graph[op].parameters}:
             other = home.setdefault(parameter, stage.name)
-            if other != stage.name and any(each.name == parameter and each.trainable for each in plan.graph.shared):
+            if other != stage.name and any(tied.name == parameter and tied.trainable for tied in plan.graph.shared):
                 raise InvalidInput(
                     f"stages '{other}' and '{stage.name}' share parameter '{parameter}', but under the weight policy "
                     f"'{plan.weights}' stages update at different times",
@@ -214,7 +214,7 @@ def _check_edges(plan: PlanFields, stage_of: dict[str, int]) -> None:
 
 def _check_tied(plan: PlanFields, stage_of: dict[str, int]) -> None:
     """Stages may share a parameter if the graph lists it with its size, because its gradient is summed."""
-    known = {each.name for each in plan.graph.shared}
+    known = {tied.name for tied in plan.graph.shared}
     owner: dict[str, int] = {}
     for op in plan.graph.ops:
         for parameter in op.parameters:

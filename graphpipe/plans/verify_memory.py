@@ -69,9 +69,9 @@ def _check_host_memory(plan: PlanFields) -> None:
     """Check that what the stages of every node offload fits in the node's memory, with all samples in flight."""
     needs: dict[str, list[tuple[float, str]]] = {}
     for stage in (stage for stage in plan.stages if stage.offload and not stage.offload_to):
-        each = stage.in_flight / stage.degree * _offloaded(plan, stage)
+        offloaded = stage.in_flight / stage.degree * _offloaded(plan, stage)
         for device in stage.devices:
-            needs.setdefault(plan.cluster.devices[device].node, []).append((each, stage.name))
+            needs.setdefault(plan.cluster.devices[device].node, []).append((offloaded, stage.name))
     for node, items in sorted(needs.items()):
         total, capacity = sum(need for need, _ in items), plan.cluster.host_memory_bytes(node)
         if total > capacity * (1 + RELATIVE):
@@ -119,7 +119,7 @@ def _inference_bytes(plan: PlanFields, stage: Stage) -> tuple[float, float]:
     """
     inside = set(stage.ops)
     weights, seen = 0.0, set[str]()
-    shared = {each.name: each.bytes for each in plan.graph.shared if each.trainable}
+    shared = {tied.name: tied.bytes for tied in plan.graph.shared if tied.trainable}
     read_by: dict[str, set[str]] = {op: set() for op in inside}
     for edge in plan.graph.edges:
         if edge.source in inside:
@@ -162,14 +162,14 @@ def _between(plan: PlanFields, inside: set[str], read_by: dict[str, set[str]]) -
 
 def _forward_temporaries(plan: PlanFields, inside: set[str], samples: float) -> float:
     """Return the most bytes that one operator holds in its forward."""
-    each = (held.forward(samples * _most_load(plan, op)) for op in inside for held in _temporaries(plan, op))
-    return max(each, default=0.0)
+    peaks = (held.forward(samples * _most_load(plan, op)) for op in inside for held in _temporaries(plan, op))
+    return max(peaks, default=0.0)
 
 
 def _state_bytes(plan: PlanFields, stage: Stage) -> float:
     """Return the bytes of weights (all versions), gradients and optimizer state on the fullest replica of a stage."""
     inside, factor = set(stage.ops), plan.costs.state_bytes_per_parameter_byte
-    shared = {each.name: each.bytes for each in plan.graph.shared if each.trainable}
+    shared = {tied.name: tied.bytes for tied in plan.graph.shared if tied.trainable}
     elsewhere = {name for op in plan.graph.ops if op.name not in inside for name in op.parameters}
     frozen = tied = 0.0
     own: list[float] = []  # of each operator, the bytes that replicas may share out
@@ -226,16 +226,16 @@ def _temporary_bytes(plan: PlanFields, inside: set[str], samples: float) -> floa
     arrives: dict[str, dict[tuple[str, str], float]] = {op: {} for op in inside}
     for edge in plan.graph.edges:
         if edge.source in inside and edge.source in plan.graph.differentiable:
-            each, constant = arrives[edge.source], plan.graph[edge.source].without_gradient
+            arriving, constant = arrives[edge.source], plan.graph[edge.source].without_gradient
             values = [(value, count) for *_, value, count in edge.reads if value[1] not in constant]
-            each |= {value: max(each.get(value, 0.0), count) for value, count in values}
-    each = (
+            arriving |= {value: max(arriving.get(value, 0.0), count) for value, count in values}
+    arriving = (
         max(held.forward(computed), held.backward(computed) + sum(arrives[op].values()) * samples)
         for op in inside
         for computed in (samples * _most_load(plan, op),)
         for held in _temporaries(plan, op)
     )
-    return max(each, default=0.0)
+    return max(arriving, default=0.0)
 
 
 def _kept_bytes(
