@@ -70,8 +70,8 @@ class Credits:
     def _forwards(self, stage: int, last: int, done: int) -> Iterator[int]:
         # On every replica: the last forward of these micro-batches, after `done`, for which it has samples.
         for device in self._plan.stages[stage].devices:
-            each = (self._numbers.number(StageTask("F", stage, at), device) for at in range(last, done, -1))
-            yield from [number for number in each if self._numbers.samples[number]][:1]
+            numbers = (self._numbers.number(StageTask("F", stage, at), device) for at in range(last, done, -1))
+            yield from [number for number in numbers if self._numbers.samples[number]][:1]
 
 
 def _samples_ahead(plan: Plan, batch_size: int) -> list[int]:

@@ -175,7 +175,7 @@ class _Sums:
         if self._plan.stages[stage].degree > 1:
             yield from ((device, Reduce(stage, mini_batch)) for device in self._plan.stages[stage].devices)
         for number, tied in enumerate(self._tied):
-            if stage in tied.stages and not any(self._left[each, mini_batch] for each in tied.stages):
+            if stage in tied.stages and not any(self._left[other, mini_batch] for other in tied.stages):
                 yield from ((device, ReduceTied(number, mini_batch)) for device in tied.devices)
 
     def _key(self, task: StageTask) -> tuple[int, int]:

@@ -147,7 +147,7 @@ def update_waits(plan: Plan, tasks: Mapping[int, StageTask]) -> Iterator[tuple[i
             lasts.setdefault((task.stage, mini_batch), []).append(number)
     for number, task in tasks.items():
         if task.kind == "U":
-            tied = (each.stages for each in plan.tied_gradients if task.stage in each.stages)
+            tied = (gradients.stages for gradients in plan.tied_gradients if task.stage in gradients.stages)
             for stage in {task.stage}.union(*tied):
                 yield from ((last, number) for last in lasts[stage, task.micro_batch])
 

@@ -34,7 +34,9 @@ class Rounds:
         """By task: in which round it does the first micro-batch."""
         lags: dict[LayerTask, int] = {}
         for task in self.work.tasks:
-            before = ((lags[each], self.device_of[each] != self.device_of[task]) for each in self.work.producers[task])
+            before = (
+                (lags[other], self.device_of[other] != self.device_of[task]) for other in self.work.producers[task]
+            )
             lags[task] = max((lag + apart for lag, apart in before), default=0)
         return lags
 
@@ -65,8 +67,8 @@ class Rounds:
 
     def seconds(self, device: int) -> float:
         """Return the seconds in which a device does the tasks of a mini-batch."""
-        each = sum(self.work.mean_seconds(task, device) for task in self.orders[device])
-        return self.work.micro_batches * each
+        busy = sum(self.work.mean_seconds(task, device) for task in self.orders[device])
+        return self.work.micro_batches * busy
 
     def memory_bytes(self, device: int) -> float:
         """Return the bytes that a device holds: weights, gradients and optimizer state, and what tasks have made.

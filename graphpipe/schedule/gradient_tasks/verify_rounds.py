@@ -17,11 +17,11 @@ def verify_rounds(rounds: Rounds) -> None:
     reads: dict[LayerTask, list[LayerTask]] = {}
     for producer, reader in rounds.work.reads:
         reads.setdefault(reader, []).append(producer)
-    each = rounds.work.micro_batches
+    micro_batches = rounds.work.micro_batches
     made_in: dict[tuple[LayerTask, int], int] = {}
     updates, missing = dict.fromkeys(range(len(rounds.work.layers)), 0), dict[int, int]()
     last = max(rounds.lag.values())
-    for number in range(2 * (last + each) + 1):
+    for number in range(2 * (last + micro_batches) + 1):
         known = dict(updates)
         for device, order in rounds.orders.items():
             for task in order:
@@ -36,9 +36,9 @@ def verify_rounds(rounds: Rounds) -> None:
                 if task.kind == "F" and LayerTask("W", task.layer) in rounds.device_of:
                     version = rounds.version(task.layer, micro_batch)
                     assert version == known[task.layer], f"{task} of micro-batch {micro_batch} reads version {version}"
-                    late = micro_batch // each - version
+                    late = micro_batch // micro_batches - version
                     missing[task.layer] = max(missing.get(task.layer, 0), late)
-                updates[task.layer] += task.kind == "W" and (micro_batch + 1) % each == 0
+                updates[task.layer] += task.kind == "W" and (micro_batch + 1) % micro_batches == 0
                 assert (task, micro_batch) not in made_in, f"{task} is done twice"
                 made_in[task, micro_batch] = number
     for layer, late in missing.items():

@@ -193,9 +193,9 @@ class PartialSchedule:
         its last sum and its last task.
         """
         summed, updates = ([0.0] * len(self.works.devices) for _ in range(2))
-        for each in sorted(self.progress, key=lambda progress: progress.ended):
-            work = each.work
-            end = max(each.ended, *(summed[place] for place in work.places)) + work.sum_seconds
+        for own in sorted(self.progress, key=lambda progress: progress.ended):
+            work = own.work
+            end = max(own.ended, *(summed[place] for place in work.places)) + work.sum_seconds
             for place in work.places:
                 summed[place] = end
                 updates[place] += work.optimizer_seconds
@@ -204,9 +204,7 @@ class PartialSchedule:
     @property
     def own_seconds(self) -> float:
         """The longest time of any stage from its own first task to its own update."""
-        return max(
-            each.free - each.begun + each.work.sum_seconds + each.work.optimizer_seconds for each in self.progress
-        )
+        return max(own.free - own.begun + own.work.sum_seconds + own.work.optimizer_seconds for own in self.progress)
 
 
 _Route = tuple[StageProgress, ExpectedMessages, int, Portions]

@@ -33,8 +33,8 @@ def work_of_plan(plan: Plan) -> PlanWork:
     devices = sorted({device for some in places.values() for device in some})
     at = {device: place for place, device in enumerate(devices)}
     routed = _routed(plan.batch_size, own, [hop._replace(source=stands[hop.source]) for hop in hops], position)
-    each = [replace(work, places=tuple(at[device] for device in places[stage])) for stage, work in routed.items()]
-    return PlanWork(tuple(each), tuple(position[stage] for stage in stands), tuple(devices))
+    works = [replace(work, places=tuple(at[device] for device in places[stage])) for stage, work in routed.items()]
+    return PlanWork(tuple(works), tuple(position[stage] for stage in stands), tuple(devices))
 
 
 def _hops(plan: Plan) -> list[Hop]:

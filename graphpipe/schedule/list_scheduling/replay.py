@@ -48,8 +48,8 @@ class _Replay:
         if ready == inf:
             return None
         receivers = partial.put(stage, task.kind, max(ready, free))
-        for each in places:
-            self.at[each] += 1
+        for own in places:
+            self.at[own] += 1
         return {other for receiver in receivers for other in receiver.work.places} | {*places} - {place}
 
     def _next(self, place: int) -> StageTask | None:

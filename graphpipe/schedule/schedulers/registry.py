@@ -16,7 +16,7 @@ ENTRY_POINTS = "graphpipe.schedulers"
 """The entry points by which an installed package registers a `Scheduler`, in every process and on the command line."""
 
 _OWN = (one_f_one_b, interleaved, gpipe, kfkb, zb_h1, zb_auto, forward_only)
-_BY_NAME = {each.SCHEDULER.name: each.SCHEDULER for each in _OWN}
+_BY_NAME = {module.SCHEDULER.name: module.SCHEDULER for module in _OWN}
 SCHEDULERS: Mapping[str, Scheduler] = MappingProxyType(_BY_NAME)
 """Every scheduler registered so far."""
 

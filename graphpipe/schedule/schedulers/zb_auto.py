@@ -146,7 +146,7 @@ def _schedule(plan: Plan, partial: PartialSchedule) -> Schedule:
     for stages in hosted.values():
         if stages not in lines:
             lines[stages] = tuple(_line(partial, stages))
-    return Schedule(name=NAME, devices=tuple(lines[hosted.get(each, ())] for each in range(len(plan.cluster.devices))))
+    return Schedule(name=NAME, devices=tuple(lines[hosted.get(at, ())] for at in range(len(plan.cluster.devices))))
 
 
 def _line(partial: PartialSchedule, stages: tuple[int, ...]) -> list[StageTask]:

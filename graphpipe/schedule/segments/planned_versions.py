@@ -14,8 +14,8 @@ def delays(plan: Plan) -> tuple[int, ...]:
 
     Under `vertical-sync` every stage is as late as the latest. Under `predict` the prediction bridges the delay.
     """
-    each = [delay_of(plan.weights, stage.in_flight, stage.micro_batch, plan.batch_size) for stage in plan.stages]
-    return (max(each),) * len(each) if plan.weights == "vertical-sync" else tuple(each)
+    late = [delay_of(plan.weights, stage.in_flight, stage.micro_batch, plan.batch_size) for stage in plan.stages]
+    return (max(late),) * len(late) if plan.weights == "vertical-sync" else tuple(late)
 
 
 def planned_versions(plan: Plan) -> tuple[int, ...]:
@@ -44,7 +44,7 @@ def with_policy(plan: Plan, weights: WeightPolicy, predictor: Predictor = "") ->
     counts, most = in_flight_of(planned), most_in_flight(planned)
     if plan.weights != "flush" != weights:  # Keep what hides messages.
         own = [stage.in_flight for stage in plan.stages]
-        counts = [int(max(n, min(each, limit))) for n, each, limit in zip(counts, own, most, strict=True)]
+        counts = [int(max(n, min(count, limit))) for n, count, limit in zip(counts, own, most, strict=True)]
     planned = _with(planned, counts, [1] * len(plan.stages))
     return _with(planned, [stage.in_flight for stage in planned.stages], planned_versions(planned))
 

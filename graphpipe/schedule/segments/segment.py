@@ -61,7 +61,7 @@ def build_unverified_segment(plan: Plan, mini_batches: int) -> Schedule:
         return _repeated(plan, build_unverified(plan), mini_batches)
     scheduler = find_scheduler(plan.schedule)
     if not scheduler.endless:
-        known = [name for name, each in SCHEDULERS.items() if each.endless]
+        known = [name for name, scheduler in SCHEDULERS.items() if scheduler.endless]
         raise InvalidInput(
             f"schedule '{plan.schedule}' cannot go on without a flush, as the weight policy '{plan.weights}' needs",
             where="schedule",
@@ -90,15 +90,15 @@ def _order(plan: Plan, stage: int, mini_batches: int, split: bool, burst: int) -
 
     If the backward is split, the gradient of the inputs leaves before the gradient of the weights is computed.
     """
-    each, size = plan.micro_batches(stage), plan.stages[stage].micro_batch
-    count, halves = each * mini_batches, _SPLIT if split else _WHOLE
+    micro_batches, size = plan.micro_batches(stage), plan.stages[stage].micro_batch
+    count, halves = micro_batches * mini_batches, _SPLIT if split else _WHOLE
     warm_up = min(count, max(burst, plan.stages[stage].in_flight // size))
     yield from (StageTask("F", stage, index) for index in range(warm_up))
     for first in range(0, count, burst):
         for index in range(first, min(first + burst, count)):
             yield from (StageTask(kind, stage, index) for kind in halves)
-            if not (index + 1) % each:
-                yield StageTask("U", stage, index // each)
+            if not (index + 1) % micro_batches:
+                yield StageTask("U", stage, index // micro_batches)
         yield from (
             StageTask("F", stage, index) for index in range(warm_up + first, min(warm_up + first + burst, count))
         )

@@ -44,7 +44,7 @@ def verify_versions(plan: Plan, schedule: Schedule, reads: Reads) -> None:
 @dataclass(frozen=True, slots=True)
 class _History:
     stage: int
-    each: int
+    micro_batches: int
     """Micro-batches of a mini-batch."""
     steps: Sequence[tuple[StageTask, int]]
     """The tasks except updates in order, each with the number of updates before it."""
@@ -69,7 +69,7 @@ def _history(plan: Plan, schedule: Schedule, stage: int) -> _History:
 def _check_policy(plan: Plan, history: _History, reads: Reads) -> None:
     for task, made in history.steps:
         version, ahead = reads[task]
-        mini_batch = task.micro_batch // history.each
+        mini_batch = task.micro_batch // history.micro_batches
         at_forward = history.made_before[True, task.micro_batch]
         right = True
         if plan.weights == "flush":
@@ -87,18 +87,18 @@ def _check_policy(plan: Plan, history: _History, reads: Reads) -> None:
 
 
 def _predicts_rightly(plan: Plan, history: _History, task: StageTask, version: int, ahead: int) -> bool:
-    mini_batch = task.micro_batch // history.each
+    mini_batch = task.micro_batch // history.micro_batches
     made = history.made_before[task.kind == "F", task.micro_batch]
     if plan.predictor == "xpipe" and task.kind == "F":
-        made = history.made_before[True, mini_batch * history.each]
+        made = history.made_before[True, mini_batch * history.micro_batches]
     if version != made:
         return False
     aim = mini_batch
     if plan.predictor == "spectrain":
         # On a longest path, half as many micro-batches follow as there are stages before this one.
-        last_mini_batch = max(it.micro_batch for it, _ in history.steps) // history.each
+        last_mini_batch = max(it.micro_batch for it, _ in history.steps) // history.micro_batches
         before = _longest_path(plan) - _longest_path(plan, history.stage)
-        aim = min(last_mini_batch, (task.micro_batch + before // 2) // history.each)
+        aim = min(last_mini_batch, (task.micro_batch + before // 2) // history.micro_batches)
     return ahead == max(0, aim - version)
 
 
@@ -145,10 +145,13 @@ def _places(history: _History, reads: Reads) -> dict[tuple[int, int], list[int]]
 
 def _check_one_version(plan: Plan, histories: Sequence[_History], reads: Reads) -> None:
     """Under `vertical-sync`, a mini-batch reads one version at all stages: the newest that all have when it arrives."""
-    count = 1 + max(task.micro_batch for task, _ in histories[0].steps) // histories[0].each
+    count = 1 + max(task.micro_batch for task, _ in histories[0].steps) // histories[0].micro_batches
     for mini_batch in range(count):
         versions = {
-            reads[task][0] for it in histories for task, _ in it.steps if task.micro_batch // it.each == mini_batch
+            reads[task][0]
+            for it in histories
+            for task, _ in it.steps
+            if task.micro_batch // it.micro_batches == mini_batch
         }
-        least = sorted(it.made_before[True, mini_batch * it.each] for it in histories)[0]
+        least = sorted(it.made_before[True, mini_batch * it.micro_batches] for it in histories)[0]
         assert versions == {least}, f"mini-batch {mini_batch} reads the versions {sorted(versions)}, not {least}"
