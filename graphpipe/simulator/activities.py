@@ -138,7 +138,7 @@ class Activities:
                 peers[action.transfer.source_device].add(action.transfer.target_device)
                 peers[action.transfer.target_device].add(action.transfer.source_device)
         for device, others in peers.items():
-            self._handle(device, 2 * sum(self.plan.cost_model.message_seconds(0, device, each) for each in others), [])
+            self._handle(device, 2 * sum(self.plan.cost_model.message_seconds(0, device, peer) for peer in others), [])
 
     def _gather(self, stage: int) -> None:
         if seconds := self.plan.gather_seconds(stage):
@@ -157,7 +157,7 @@ class Activities:
         root, *_ = self.plan.stages[0].devices
         others = [device for device in self.plan.used_devices if device != root]
         handling = [2 * self.plan.cost_model.message_seconds(0, root, device) for device in others]
-        given = [self._handle(*each, self._ended(each[0])) for each in zip(others, handling, strict=True)]
+        given = [self._handle(*work, self._ended(work[0])) for work in zip(others, handling, strict=True)]
         summed = self._handle(root, sum(handling), given + self._ended(root))
         for device in others:
             self._last[device] = summed
@@ -184,8 +184,8 @@ class Activities:
             needs += [self._sent[transfer] for transfer in waited if transfer in self._sent]
         if arrived := self._arrived_seconds.pop((device, task), 0.0):
             needs = [self._handle(device, arrived, needs)]
-        each = self._task_seconds(task.stage, device, task.micro_batch)
-        seconds = each.of(task.kind, self.plan.costs.task_overhead_seconds)
+        task_seconds = self._task_seconds(task.stage, device, task.micro_batch)
+        seconds = task_seconds.of(task.kind, self.plan.costs.task_overhead_seconds)
         number = self._add((device, task), seconds, needs, self.plan.cluster.devices[device].node)
         self._last[device] = self._last_task[device, task.stage] = number
 

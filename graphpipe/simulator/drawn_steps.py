@@ -66,7 +66,7 @@ class DrawnSteps:
     def lasting(self, step: int) -> list[Activity]:
         """Return the activities of a step, with their seconds."""
         pairs = zip(self.activities.all, self.seconds[:, step].tolist(), strict=True)
-        return [each._replace(seconds=own) for each, own in pairs]
+        return [activity._replace(seconds=own) for activity, own in pairs]
 
 
 _Samples = tuple[int, str, SampleRange]
@@ -75,7 +75,7 @@ _Samples = tuple[int, str, SampleRange]
 
 def _drawn_seconds(plan: Plan, activities: Activities, drawn: Sequence[StepLoads]) -> Array:
     """Return the seconds of all activities, [activities, steps]. Only those of tasks depend on the loads."""
-    seconds_of_steps = np.repeat(np.array([each.seconds for each in activities.all])[:, None], len(drawn), axis=1)
+    seconds_of_steps = np.repeat(np.array([work.seconds for work in activities.all])[:, None], len(drawn), axis=1)
     known: dict[tuple[int, str, tuple[float, ...]], dict[Kind, float]] = {}
     for (stage, kind_of_device, rows), tasks in _tasks_by_samples(plan, activities).items():
         for step, loads in enumerate(drawn):
@@ -105,7 +105,7 @@ def _tasks_by_samples(plan: Plan, activities: Activities) -> dict[_Samples, list
 
 def _seconds_by_kind(plan: Plan, stage: int, kind_of_device: str, loads: tuple[float, ...]) -> dict[Kind, float]:
     here = plan.stages[stage]
-    device = next(each for each in here.devices if plan.cluster.devices[each].type == kind_of_device)
+    device = next(device for device in here.devices if plan.cluster.devices[device].type == kind_of_device)
     samples = here.micro_batch / here.degree
     seconds = plan.cost_model.task_seconds(here.ops, device, samples, here.recompute, loads)
     return {kind: seconds.of(kind, plan.costs.task_overhead_seconds) for kind in KINDS}

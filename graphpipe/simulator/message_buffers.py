@@ -106,8 +106,8 @@ class Buffers:
         stage = self.plan.stages[task.stage]
         # An output that comes along another edge is copied into a buffer of its own. A left-out gradient has none.
         backward = transfer.direction == "backward"
-        each = self.plan.sent_bytes(edge, transfer.without if backward else (), backward=backward)
-        count = each * stage.micro_batch / stage.degree
+        per_sample = self.plan.sent_bytes(edge, transfer.without if backward else (), backward=backward)
+        count = per_sample * stage.micro_batch / stage.degree
         self._note(count)
         if backward:
             self.changes.append((Moment(task, "end"), -count))
@@ -120,7 +120,7 @@ class Buffers:
 
     def _hold_gradients(self, transfer: Transfer) -> None:
         if transfer.without:
-            listed, sent = (self.plan.sent_bytes(transfer.edge, each, backward=True) for each in ((), transfer.without))
+            listed, sent = (self.plan.sent_bytes(transfer.edge, skip, backward=True) for skip in ((), transfer.without))
             left = (listed - sent) * len(transfer.samples)
             key = transfer.without[0], transfer.samples
             self._held[key] = self._held.get(key, 0.0) + left

@@ -98,7 +98,7 @@ def _period(ends: Sequence[Sequence[float]], window: int, *, last_resort: bool) 
     repeated = _repetition(ends[:stop], window)
     if repeated is not None or not last_resort:
         return repeated
-    return max(_own_period([each[task] for each in ends[:stop]], window) for task in range(len(ends[0]))), 0
+    return max(_own_period([mini_batch[task] for mini_batch in ends[:stop]], window) for task in range(len(ends[0]))), 0
 
 
 def _own_period(ends: Sequence[float], window: int) -> float:
@@ -147,9 +147,9 @@ def timed_tasks(plan: Plan, schedule: Schedule) -> Sequence[TimedTask]:
 def _on_line(period: Period, line: int, ends: Sequence[float]) -> list[TimedTask]:
     device = period.plan.used_devices[line]
     seconds = {
-        (kind, stage): each
+        (kind, stage): taken
         for stage, some in zip(period.hosted[line], period.seconds[line], strict=True)
-        for kind, each in (*zip(KINDS, some, strict=True), ("U", period.plan.optimizer_seconds(stage)))
+        for kind, taken in (*zip(KINDS, some, strict=True), ("U", period.plan.optimizer_seconds(stage)))
     }
     tasks = zip(period.schedule.devices[device], ends, strict=True)
     return [TimedTask(device, task, end, seconds[task.kind, task.stage]) for task, end in tasks]

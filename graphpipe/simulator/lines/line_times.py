@@ -199,7 +199,7 @@ class _Sums:
     def number(self, line: Line, stage: int, mini_batch: int) -> int:
         """Return the number of the sum that an update of a line waits for."""
         period, lines = self._period, self._period.lines_of(stage)
-        distinct = tuple(sorted({period.alike[each] for each in lines}))
+        distinct = tuple(sorted({period.alike[line] for line in lines}))
         key = period.hosted[line].index(stage), distinct, mini_batch
         if key not in self._numbers:
             self._numbers[key] = len(self.all)
@@ -211,9 +211,9 @@ def _moments(period: Period, line: Line, sums: _Sums) -> Iterator[tuple[Moment, 
     """Yield the moments of the tasks of a line in order, with the seconds of each."""
     third, firsts, counts = period.sizes[line], period.firsts[line], period.numbers.counts
     places = {
-        (kind, stage): (first + _THIRDS[kind] * third, counts[stage], each)
+        (kind, stage): (first + _THIRDS[kind] * third, counts[stage], task_seconds)
         for (stage, first), seconds in zip(firsts.items(), period.seconds[line], strict=True)
-        for kind, each in zip(KINDS, seconds, strict=True)
+        for kind, task_seconds in zip(KINDS, seconds, strict=True)
     }
     for task in period.schedule.devices[period.plan.used_devices[line]]:
         if task.kind == "U":

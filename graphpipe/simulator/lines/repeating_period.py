@@ -128,8 +128,8 @@ class Period:
         """By line and stage, if the schedule is of a segment: the seconds to sum the gradients and to step."""
         if not self.is_segment:
             return [()] * len(self.hosted)
-        each = [(self.plan.reduce_seconds(at), self.plan.optimizer_seconds(at)) for at in range(len(self.plan.stages))]
-        return [tuple(each[stage] for stage in stages) for stages in self.hosted]
+        own = [(self.plan.reduce_seconds(at), self.plan.optimizer_seconds(at)) for at in range(len(self.plan.stages))]
+        return [tuple(own[stage] for stage in stages) for stages in self.hosted]
 
     @cached_property
     def channels(self) -> dict[tuple[Line, Line], tuple[Message, ...]]:
@@ -159,14 +159,14 @@ class Period:
         for edge, backward, kind in passages:
             starts, ends = self._positions(edge, source, target, backward=backward)
             without = plan.joint_edges.without(edge, backward=backward)
-            each = plan.sent_bytes(edge, without, backward=backward)
+            per_sample = plan.sent_bytes(edge, without, backward=backward)
             for piece, (index, other, samples) in enumerate(
                 samples_along(plan, edge, self.numbers.batch_size).pieces[kind]
             ):
                 start, end = (starts + other, ends + index) if backward else (starts + index, ends + other)
                 seconds, carriers = 0.0, tuple[int, ...]()
-                if each or not without:
-                    seconds = plan.cost_model.transfer_seconds(each * samples, used[source], used[target])
+                if per_sample or not without:
+                    seconds = plan.cost_model.transfer_seconds(per_sample * samples, used[source], used[target])
                 else:
                     carriers = () if backward else joint.carriers(without, piece)
                     if not carriers:

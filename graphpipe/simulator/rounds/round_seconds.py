@@ -37,21 +37,21 @@ class _Activities:
 
     def add_round(self, number: int) -> None:
         """Add the tasks of a round, then the messages of their results."""
-        rounds, each = self.rounds, self.rounds.work.micro_batches
+        rounds, micro_batches = self.rounds, self.rounds.work.micro_batches
         for device, order in rounds.orders.items():
             for task in order:
                 if (micro_batch := number - rounds.lag[task]) >= 0:
                     needs = [self.made[it, micro_batch, device] for it in rounds.work.producers[task]]
                     version = rounds.version(task.layer, micro_batch)
-                    update = LayerTask("W", task.layer), version * each - 1, device
+                    update = LayerTask("W", task.layer), version * micro_batches - 1, device
                     if task.kind != "W" and update in self.made:
                         needs.append(self.made[update])
                     seconds = rounds.work.seconds(task, device)
-                    seconds += 0.0 if (micro_batch + 1) % each else rounds.work.update_seconds(task)
+                    seconds += 0.0 if (micro_batch + 1) % micro_batches else rounds.work.update_seconds(task)
                     self.made[task, micro_batch, device] = self._add(device, seconds, needs)
         for (source, target, task), count in rounds.messages.items():
             micro_batch = number - rounds.lag[task]
-            if micro_batch >= 0 and (task.kind != "W" or not (micro_batch + 1) % each):
+            if micro_batch >= 0 and (task.kind != "W" or not (micro_batch + 1) % micro_batches):
                 seconds = rounds.work.model.transfer_seconds(count, source, target)
                 needs = [self.made[task, micro_batch, source]]
                 self.made[task, micro_batch, target] = self._add((source, target), seconds, needs)
