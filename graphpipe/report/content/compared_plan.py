@@ -56,20 +56,20 @@ def device_peaks(compared: Sequence[ComparedPlan]) -> list[DevicePeak]:
     """Return the peak of every group of devices of every plan. Of a group, the fullest device counts."""
     return [
         DevicePeak(
-            plan=each.name,
+            plan=plan.name,
             name=group.name,
-            bytes=max(each.predicted.peak_bytes[device] for device in group.devices),
-            capacity=min(each.plan.cluster.type_of(device).memory_bytes for device in group.devices),
+            bytes=max(plan.predicted.peak_bytes[device] for device in group.devices),
+            capacity=min(plan.plan.cluster.type_of(device).memory_bytes for device in group.devices),
         )
-        for each in compared
-        for group in device_groups(each.plan)
+        for plan in compared
+        for group in device_groups(plan.plan)
     ]
 
 
 def throughputs(compared: Sequence[ComparedPlan]) -> list[tuple[str, list[float]]]:
     """Return samples per second of every plan by kind of step: predicted, then rehearsed or measured if all have it."""
-    kinds = [("predicted", [each.predicted.samples_per_second for each in compared])]
-    run = [each.subject.measured for each in compared]
+    kinds = [("predicted", [plan.predicted.samples_per_second for plan in compared])]
+    run = [plan.subject.measured for plan in compared]
     words = {source_word(trace.source) for trace in run if trace is not None}
     if all(run) and len(words) == 1:
         kinds.append((words.pop(), [trace.samples_per_second for trace in run if trace is not None]))

@@ -66,13 +66,13 @@ def explain(plan: Plan, predicted: Trace) -> Explanation:
         InvalidInput: the plan's schedule deadlocks or is unknown.
     """
     groups = _group_shares(plan, predicted)
-    busiest = max(groups, key=lambda each: each.computing)
+    busiest = max(groups, key=lambda group: group.computing)
     prediction = Prediction(
         step_seconds=predicted.step_seconds,
         bubble_fraction=predicted.bubble_fraction,
         peak_bytes=predicted.peak_bytes,
     )
-    number = next(each.stages[0] for each in device_groups(plan) if each.name == busiest.name)
+    number = next(group.stages[0] for group in device_groups(plan) if group.name == busiest.name)
     return Explanation(
         path=_path_shares(plan),
         groups=tuple(groups),
@@ -85,15 +85,15 @@ def explain(plan: Plan, predicted: Trace) -> Explanation:
 
 def explanation_lines(explanation: Explanation, step_seconds: float) -> list[str]:
     """Return the explanation in sentences."""
-    path = ", ".join(f"{each.work} {each.seconds / step_seconds:.0%}" for each in explanation.path[:4])
-    busiest = next(each for each in explanation.groups if each.name == explanation.bottleneck)
-    better = [each for each in explanation.outlooks if each.gain > _WORTH]
-    worse = [each.change for each in explanation.outlooks if each.gain <= _WORTH]
+    path = ", ".join(f"{share.work} {share.seconds / step_seconds:.0%}" for share in explanation.path[:4])
+    busiest = next(group for group in explanation.groups if group.name == explanation.bottleneck)
+    better = [outlook for outlook in explanation.outlooks if outlook.gain > _WORTH]
+    worse = [outlook.change for outlook in explanation.outlooks if outlook.gain <= _WORTH]
     lines = [
         f"critical path: {path}",
         f"bottleneck: {explanation.bottleneck}, which computes {busiest.computing:.0%} of the step",
         f"gap: the step is at most {explanation.gap_percent:.1f} % above a lower bound on {explanation.plans_of_gap}",
-        *(f"would help: {each.change}: {_result(each)}" for each in better),
+        *(f"would help: {outlook.change}: {_result(outlook)}" for outlook in better),
     ]
     return lines + ([f"simulated without a gain: {', '.join(worse)}"] if worse else [])
 
@@ -110,7 +110,7 @@ def _path_shares(plan: Plan) -> tuple[PathShare, ...]:
     seconds: dict[str, list[float]] = {}
     for what, when in critical_work(plan):
         seconds.setdefault(_work_name(plan, what), []).append(when.end - when.start)
-    shares = [PathShare(work=name, seconds=sum(each), count=len(each)) for name, each in seconds.items()]
+    shares = [PathShare(work=name, seconds=sum(times), count=len(times)) for name, times in seconds.items()]
     return tuple(sorted(shares, key=lambda share: -share.seconds))
 
 

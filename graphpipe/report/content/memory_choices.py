@@ -50,17 +50,17 @@ def memory_choices(plan: Plan) -> MemoryChoices | None:
 def choice_lines(choices: MemoryChoices) -> list[str]:
     """Return a sentence for each stage that does not keep everything, and one about the step."""
     lines: list[str] = []
-    for each in choices.stages:
-        parts = [f"keeps {format_bytes(each.kept_bytes)}"]
-        if each.recomputed_bytes:
-            seconds = format_seconds(each.recompute_seconds)
-            parts.append(f"recomputes {format_bytes(each.recomputed_bytes)} in {seconds}")
-        if each.offloaded_bytes:
-            seconds = format_seconds(each.copy_seconds)
-            to = f" to {', '.join(each.neighbours)}" if each.neighbours else ""
-            parts.append(f"offloads {format_bytes(each.offloaded_bytes)}{to} with {seconds} of copies")
+    for choice in choices.stages:
+        parts = [f"keeps {format_bytes(choice.kept_bytes)}"]
+        if choice.recomputed_bytes:
+            seconds = format_seconds(choice.recompute_seconds)
+            parts.append(f"recomputes {format_bytes(choice.recomputed_bytes)} in {seconds}")
+        if choice.offloaded_bytes:
+            seconds = format_seconds(choice.copy_seconds)
+            to = f" to {', '.join(choice.neighbours)}" if choice.neighbours else ""
+            parts.append(f"offloads {format_bytes(choice.offloaded_bytes)}{to} with {seconds} of copies")
         if len(parts) > 1:
-            lines.append(f"{each.stage}, per micro-batch: {', '.join(parts)}")
+            lines.append(f"{choice.stage}, per micro-batch: {', '.join(parts)}")
     added = choices.step_seconds - choices.keeping_seconds
     change = f"{format_seconds(abs(added))} {'shorter' if added >= 0 else 'longer'}"
     return [*lines, f"with the memory to keep everything, the step would be {change}"]
@@ -79,5 +79,5 @@ def _choice(plan: Plan, stage: Stage, keeping: Stage) -> MemoryChoice:
         recompute_seconds=seconds - plain,
         offloaded_bytes=memory.offloaded * samples,
         copy_seconds=2 * offload_seconds(plan, stage),
-        neighbours=tuple(plan.cluster.devices[each].name for each in stage.offload_to),
+        neighbours=tuple(plan.cluster.devices[device].name for device in stage.offload_to),
     )

@@ -22,8 +22,8 @@ def version_rows(plan: Plan, trace: Trace) -> list[tuple[str, int, str, str, int
     reads, rows = weight_reads_of(plan, trace), list[tuple[str, int, str, str, int]]()
     mini_batch = max(0, trace.batch_size // plan.batch_size - 2)
     for number, stage in enumerate(plan.stages):
-        each = plan.micro_batches(number)
-        mine = range(mini_batch * each, (mini_batch + 1) * each)
+        micro_batches = plan.micro_batches(number)
+        mine = range(mini_batch * micro_batches, (mini_batch + 1) * micro_batches)
         here = [(task, read) for task, read in reads.items() if task.stage == number and task.micro_batch in mine]
         forwards = _said([read for task, read in here if task.kind == "F"])
         backwards = _said([read for task, read in here if task.kind in ("B", "W")])

@@ -52,7 +52,7 @@ def outlooks(plan: Plan, *, bottleneck: int) -> list[Outlook]:
                 continue
             rate = changed.batch_size / seconds
             outcomes.append(Outlook(change=change, step_seconds=seconds, gain=rate / before - 1.0))
-    return sorted(outcomes, key=lambda each: -each.gain)
+    return sorted(outcomes, key=lambda outcome: -outcome.gain)
 
 
 def _changes(plan: Plan, bottleneck: int) -> Iterator[tuple[str, Callable[[], Plan]]]:

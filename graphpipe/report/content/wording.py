@@ -27,7 +27,7 @@ def slowdown_sentences(traces: Iterable[Trace]) -> str:
     if not slowed:
         return ""
     return (
-        f"A rehearsal took {' and '.join(f'{each:.3g}' for each in slowed)} times as long as planned, so that the "
+        f"A rehearsal took {' and '.join(f'{times:.3g}' for times in slowed)} times as long as planned, so that the "
         "machine could keep the times of all tasks. Its seconds are divided by that. Compute slept. Processes and "
         "messages were real, but large messages and sums of gradients were cut, so these took less time than planned."
     )

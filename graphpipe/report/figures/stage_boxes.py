@@ -52,7 +52,7 @@ def stage_lines(plan: Plan, number: int) -> list[str]:
     """
     stage = plan.stages[number]
     devices = "1 device" if stage.degree == 1 else f"{stage.degree} devices"
-    each = f"{stage.degree} × {stage.micro_batch // stage.degree}" if stage.degree > 1 else str(stage.micro_batch)
+    samples = f"{stage.degree} × {stage.micro_batch // stage.degree}" if stage.degree > 1 else str(stage.micro_batch)
     seconds = plan.cost_model.task_seconds(
         stage.ops, stage.devices[0], stage.micro_batch / stage.degree, stage.recompute
     )
@@ -61,4 +61,4 @@ def stage_lines(plan: Plan, number: int) -> list[str]:
     shards = [] if stage.state == "whole" else [f"shards {stage.state}"]
     holds = [line for line in stage_contents(plan, number) if line != stage.name]
     times = f"F {format_seconds(seconds.forward)}, B {format_seconds(seconds.backward)}"
-    return [stage.name, *holds, times, f"{devices}, micro {each}", *again, *shards]
+    return [stage.name, *holds, times, f"{devices}, micro {samples}", *again, *shards]

@@ -41,10 +41,10 @@ def write_comparison(title: str, compared: Sequence[ComparedPlan], path: str | P
 def _cards(compared: Sequence[ComparedPlan]) -> str:
     first, *others = compared
     facts: list[tuple[str, str]] = []
-    for each in compared:
-        facts += [(f"{each.name}: step, predicted", format_seconds(each.predicted.step_seconds))]
-        if run := each.subject.measured:
-            facts += [(f"{each.name}: step, {source_word(run.source)}", format_seconds(run.step_seconds))]
+    for plan in compared:
+        facts += [(f"{plan.name}: step, predicted", format_seconds(plan.predicted.step_seconds))]
+        if run := plan.subject.measured:
+            facts += [(f"{plan.name}: step, {source_word(run.source)}", format_seconds(run.step_seconds))]
     for word, rates in throughputs(compared):
         for other, rate in zip(others, rates[1:], strict=True):
             facts += [(f"{first.name} against {other.name}, {word}", f"{rates[0] / rate:.2f}x" if rate else "-")]
@@ -53,17 +53,17 @@ def _cards(compared: Sequence[ComparedPlan]) -> str:
 
 
 def _differences(compared: Sequence[ComparedPlan]) -> str:
-    words = [properties(each) for each in compared]
-    names = list(dict.fromkeys(name for each in words for name in each))
-    rows = [[name, *(each.get(name, "-") for each in words)] for name in names]
+    words = [properties(plan) for plan in compared]
+    names = list(dict.fromkeys(name for by_name in words for name in by_name))
+    rows = [[name, *(by_name.get(name, "-") for by_name in words)] for name in names]
     different = [row for row in rows if len(set(row[1:])) > 1]
     same = ", ".join(f"{name} {values[0]}" for name, *values in rows if len(set(values)) == 1)
-    body = table("Differences", ("what", *(each.name for each in compared)), different) if different else ""
+    body = table("Differences", ("what", *(plan.name for plan in compared)), different) if different else ""
     return body + (note(f"The same in all plans: {same}.") if same else "") + _rehearsals(compared)
 
 
 def _rehearsals(compared: Sequence[ComparedPlan]) -> str:
-    slowed = slowdown_sentences(trace for each in compared for trace in each.subject.traces)
+    slowed = slowdown_sentences(trace for plan in compared for trace in plan.subject.traces)
     return note(slowed) if slowed else ""
 
 
@@ -75,10 +75,10 @@ def _stages(compared: Sequence[ComparedPlan]) -> str:
         )
         + '<div class="side">'
         + "".join(
-            f"<div><h3>{html.escape(each.name)}: {len(each.plan.stages)} stages, depth {each.plan.depth}</h3>"
-            + figure(f"stage-graph-{number}", f"The stages of {each.name}", stage_figure(each.plan, first))
+            f"<div><h3>{html.escape(plan.name)}: {len(plan.plan.stages)} stages, depth {plan.plan.depth}</h3>"
+            + figure(f"stage-graph-{number}", f"The stages of {plan.name}", stage_figure(plan.plan, first))
             + "</div>"
-            for number, (each, first) in enumerate(zip(compared, _firsts(compared), strict=True))
+            for number, (plan, first) in enumerate(zip(compared, _firsts(compared), strict=True))
         )
         + "</div>"
     )
@@ -107,14 +107,14 @@ def _drawn_steps(compared: Sequence[ComparedPlan]) -> list[DrawnStep]:
     return [
         DrawnStep(
             trace=trace,
-            plan=each.plan,
-            name=each.name,
+            plan=plan.plan,
+            name=plan.name,
             first_stage=first,
             first_device=sum(len(before.plan.cluster.devices) for before in compared[:number]),
         )
         for select in (_predicted, _run)
-        for number, (each, first) in enumerate(zip(compared, _firsts(compared), strict=True))
-        if (trace := select(each)) is not None
+        for number, (plan, first) in enumerate(zip(compared, _firsts(compared), strict=True))
+        if (trace := select(plan)) is not None
     ]
 
 
@@ -128,20 +128,20 @@ def _run(compared: ComparedPlan) -> Trace | None:
 
 def _firsts(compared: Sequence[ComparedPlan]) -> list[int]:
     # Stages of all plans are numbered in one sequence, so that each has its own colour.
-    return [sum(len(each.plan.stages) for each in compared[:at]) for at in range(len(compared))]
+    return [sum(len(plan.plan.stages) for plan in compared[:at]) for at in range(len(compared))]
 
 
 def _memory(compared: Sequence[ComparedPlan]) -> str:
     peaks = device_peaks(compared)
     rows = [
         [
-            each.plan,
-            each.name,
-            format_bytes(each.bytes),
-            format_bytes(each.capacity),
-            f"{each.bytes / each.capacity:.0%}",
+            peak.plan,
+            peak.name,
+            format_bytes(peak.bytes),
+            format_bytes(peak.capacity),
+            f"{peak.bytes / peak.capacity:.0%}",
         ]
-        for each in peaks
+        for peak in peaks
     ]
     return (
         note("The simulated peak of one device of each stage. A red mark shows the capacity of the device.")

@@ -29,16 +29,16 @@ def _explanation(subject: Subject) -> str | None:
 
 def _path(explanation: Explanation, step: float) -> str:
     rows = [
-        [each.work, str(each.count), format_seconds(each.seconds), f"{each.seconds / step:.0%}" if step else "-"]
-        for each in explanation.path
+        [share.work, str(share.count), format_seconds(share.seconds), f"{share.seconds / step:.0%}" if step else "-"]
+        for share in explanation.path
     ]
     return table("The critical path, from start to end without a gap", ("work", "times", "in all", "of the step"), rows)
 
 
 def _groups(explanation: Explanation) -> str:
     rows = [
-        [each.name, *(f"{share:.0%}" for share in (each.computing, each.warm_up, each.between, each.drain))]
-        for each in explanation.groups
+        [group.name, *(f"{share:.0%}" for share in (group.computing, group.warm_up, group.between, group.drain))]
+        for group in explanation.groups
     ]
     headings = ("stages", "computing", "waits: warm-up", "waits: between tasks", "waits: drain")
     return table("How one device of each stage spends the step", headings, rows)
@@ -47,7 +47,7 @@ def _groups(explanation: Explanation) -> str:
 def _outlooks(explanation: Explanation) -> str:
     if not explanation.outlooks:
         return ""
-    rows = [[each.change, format_seconds(each.step_seconds), f"{each.gain:+.1%}"] for each in explanation.outlooks]
+    rows = [[item.change, format_seconds(item.step_seconds), f"{item.gain:+.1%}"] for item in explanation.outlooks]
     return table("What would help: each change was simulated", ("with", "step", "samples/s"), rows)
 
 

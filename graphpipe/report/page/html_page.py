@@ -30,11 +30,11 @@ def html_page(title: str, lead: str, sections: Sequence[PageSection]) -> str:
         lead: the HTML below the title.
         sections: from top to bottom.
     """
-    links = "".join(f'<li><a href="#{each.name}">{html.escape(each.title)}</a></li>' for each in sections)
+    links = "".join(f'<li><a href="#{section.name}">{html.escape(section.title)}</a></li>' for section in sections)
     bodies = "".join(
-        f'<section id="{each.name}" aria-labelledby="{each.name}-title">'
-        f'<h2 id="{each.name}-title">{html.escape(each.title)}</h2>{each.body}</section>'
-        for each in sections
+        f'<section id="{section.name}" aria-labelledby="{section.name}-title">'
+        f'<h2 id="{section.name}-title">{html.escape(section.title)}</h2>{section.body}</section>'
+        for section in sections
     )
     return Template(_asset("page.html")).substitute(
         title=html.escape(title),

@@ -17,13 +17,13 @@ def links_table(measured: Sequence[MeasuredLink]) -> FittingTable:
     """Return a row for every pair of ranks. Work is that of the process at each end."""
     rows = [
         (
-            f"{each.first} - {each.second}",
-            "same" if each.same_host else "two",
-            format_seconds(each.link.latency_seconds),
-            f"{format_bytes(each.link.bandwidth_bytes_per_second)}/s",
-            format_seconds(each.link.processor_seconds),
-            format_seconds(each.link.processor_seconds_per_byte * 1e6),
+            f"{link.first} - {link.second}",
+            "same" if link.same_host else "two",
+            format_seconds(link.link.latency_seconds),
+            f"{format_bytes(link.link.bandwidth_bytes_per_second)}/s",
+            format_seconds(link.link.processor_seconds),
+            format_seconds(link.link.processor_seconds_per_byte * 1e6),
         )
-        for each in measured
+        for link in measured
     ]
     return FittingTable(columns=COLUMNS, rows=rows)

@@ -28,8 +28,8 @@ def _decisions(point: CurvePoint) -> list[str]:
     if (choices := memory_choices(point.plan)) is None:
         return ["everything", "-", "-"]
     sums = (
-        sum(each.kept_bytes for each in choices.stages),
-        sum(each.recomputed_bytes for each in choices.stages),
-        sum(each.offloaded_bytes for each in choices.stages),
+        sum(stage.kept_bytes for stage in choices.stages),
+        sum(stage.recomputed_bytes for stage in choices.stages),
+        sum(stage.offloaded_bytes for stage in choices.stages),
     )
     return [format_bytes(count) if count else "-" for count in sums]

@@ -36,8 +36,8 @@ def timeline(trace: Trace, width: int, plan: Plan | None = None) -> Text:
         picture.append("\n")
     if len(rows) > MOST_ROWS:
         picture.append(f"and {len(rows) - MOST_ROWS} more rows\n")
-    each = format_seconds(trace.step_seconds / columns)
-    picture.append(f"{'':{margin}}one character is {each}; digits: forward, letters: backward, =: optimizer")
+    column = format_seconds(trace.step_seconds / columns)
+    picture.append(f"{'':{margin}}one character is {column}; digits: forward, letters: backward, =: optimizer")
     return picture
 
 
