@@ -57,7 +57,7 @@ def layer_places(plan: Plan) -> list[int]:
         for op in stage.ops:
             if match := _LAYER.match(op):
                 lists[match["list"]].setdefault(int(match["number"]), set()).add(number)
-    name, layers = max(lists.items(), key=lambda each: len(each[1]), default=("", dict[int, set[int]]()))
+    name, layers = max(lists.items(), key=lambda entry: len(entry[1]), default=("", dict[int, set[int]]()))
     if len(layers) < 2:
         raise InvalidInput("has no list of layers", where=f"model '{plan.graph.name}'", remedy=_REMEDY)
     for layer, stages in sorted(layers.items()):

@@ -39,7 +39,7 @@ def write_megatron_mimo(plan: Plan) -> Exported:
         "    module_parallelisms={",
     ]
     for branch, offset in zip(branches, accumulate([0, *counts]), strict=False):
-        lines += [f"        # {each}" for each in _stages(plan, branch)]
+        lines += [f"        # {stage}" for stage in _stages(plan, branch)]
         lines += [
             f'        "{branch.name}": ModuleParallelismConfig(',
             "            tensor_model_parallel_size=1,",

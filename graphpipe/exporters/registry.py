@@ -19,7 +19,7 @@ ENTRY_POINTS = "graphpipe.exporters"
 """Entry-point group through which an installed package registers an `Exporter` for every process."""
 
 _OWN = (LAYERS, TORCH_PIPELINING, TORCHTITAN, MEGATRON, MEGATRON_MIMO, CORNSTARCH, EXO)
-_BY_NAME = {each.name: each for each in _OWN}
+_BY_NAME = {exporter.name: exporter for exporter in _OWN}
 EXPORTERS: Mapping[str, Exporter] = MappingProxyType(_BY_NAME)
 """All formats registered so far."""
 

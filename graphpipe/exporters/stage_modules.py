@@ -47,9 +47,9 @@ def stage_modules(plan: Plan, stages: Sequence[int], unit: Callable[[str], str])
         stage = plan.stages[position]
         held = (ops[name] for name in sorted(stage.ops, key=place.__getitem__))
         units = list(dict.fromkeys(unit(path) for op in held for path in _paths(op, plan)))
-        for each in units:
-            if holder.setdefault(each, position) != position:
-                _refuse_cut(plan, holder[each], position, each)
+        for path in units:
+            if holder.setdefault(path, position) != position:
+                _refuse_cut(plan, holder[path], position, path)
         if not units:
             what = f"stage {stage.name} holds no submodule, only {', '.join(stage.ops[:3])}"
             raise InvalidInput(what, where="plan", remedy=CUT_BETWEEN)
@@ -103,7 +103,7 @@ def check_parameters(plan: Plan, *, may_tie: bool = False) -> None:
 
 def _paths(op: Op, plan: Plan) -> list[str]:
     # The submodules that an operator calls, as far as their parameters show.
-    tied = {name for each in plan.tied_gradients for name in each.parameters}
+    tied = {name for gradients in plan.tied_gradients for name in gradients.parameters}
     owned = [name.rpartition(".")[0] for name in op.parameters if name not in tied]
     called = [] if op.kind in _NOT_CALLED or any(_inside(path, op.name) for path in owned) else [op.name]
     return [path for path in [*owned, *called] if path]
