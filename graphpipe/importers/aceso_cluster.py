@@ -40,7 +40,7 @@ def run_cluster(
         memory_bytes: of a GPU.
         sequence: tokens of a sample, for the FLOPs of the fastest measured matrix product.
     """
-    measured = [read_link(links[each]) for each in LINKS if each in links]
+    measured = [read_link(links[name]) for name in LINKS if name in links]
     if not measured:
         what, remedy = f"has neither {LINKS[0]} nor {LINKS[1]}", "Measure the bandwidth between two GPUs."
         raise InvalidInput(what, where=name, remedy=remedy)

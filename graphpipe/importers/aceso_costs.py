@@ -89,8 +89,8 @@ def _op_cost(
         op=name,
         device_type=device_type_name(variant.degree),
         forward=curve_through(forward, op.profiled_samples),
-        input_gradient=curve_through({n: inputs * each for n, each in backward.items()}, op.profiled_samples),
-        weight_gradient=curve_through({n: (1 - inputs) * each for n, each in backward.items()}, op.profiled_samples),
+        input_gradient=curve_through({n: inputs * time for n, time in backward.items()}, op.profiled_samples),
+        weight_gradient=curve_through({n: (1 - inputs) * time for n, time in backward.items()}, op.profiled_samples),
         source="imported",
         temporaries=Temporaries(forward=Curve(), backward=Curve(lines=((0.0, given or 0.0),))),
     )

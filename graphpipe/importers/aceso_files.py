@@ -136,7 +136,7 @@ def read_amounts(path: Path) -> list[tuple[str, list[str]]]:
 def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     reader = csv.reader(io.StringIO(read_text(path), newline=""))
     try:
-        yield from ((reader.line_num, [each.strip() for each in line]) for line in reader if any(line))
+        yield from ((reader.line_num, [cell.strip() for cell in line]) for line in reader if any(line))
     except csv.Error as error:
         raise InvalidInput(f"not a CSV file: {error}", where=f"{path}, line {reader.line_num}") from None
 

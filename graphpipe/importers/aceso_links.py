@@ -35,7 +35,7 @@ def read_link(path: Path) -> Link:
         for size, rate in zip(sizes, rates, strict=True):
             count = amount(size, size_at, zero=False) * MIB
             seconds.setdefault(count, []).append(count / (amount(rate, rate_at, zero=False) * GIB))
-    mean = {count: sum(each) / len(each) for count, each in seconds.items()}
+    mean = {count: sum(times) / len(times) for count, times in seconds.items()}
     ((latency, per_byte),) = fit_line(mean).lines
     if not per_byte:
         raise InvalidInput("messages of all sizes take the same time", where=str(path), remedy="Measure it again.")

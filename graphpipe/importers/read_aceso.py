@@ -92,13 +92,13 @@ def read_aceso(
 
 def _variants(files: AcesoFiles, plan: AcesoPlan) -> tuple[Variant, ...]:
     """Return what was measured with every tensor-parallel degree of the plan, and undivided if that was measured."""
-    algorithms = {each for stage in plan.algo_of_each_op for each in stage}
+    algorithms = {algorithm for stage in plan.algo_of_each_op for algorithm in stage}
     needed = {plan.tensor(stage) for stage in range(plan.num_stages)}
-    whole = {1} if all((plan.model, 1, each) in files.ops for each in algorithms) else set[int]()
+    whole = {1} if all((plan.model, 1, algorithm) in files.ops for algorithm in algorithms) else set[int]()
     variants: list[Variant] = []
     for degree in sorted(needed | whole):
         collective = files.collectives.get((plan.model, "all_reduce", degree))
-        profiles = {each: ModelProfiles.read(files.profiles(plan.model, degree, each)) for each in sorted(algorithms)}
+        profiles = {kind: ModelProfiles.read(files.profiles(plan.model, degree, kind)) for kind in sorted(algorithms)}
         variants.append(
             Variant(degree=degree, profiles=profiles, all_reduce=read_collective(collective) if collective else {})
         )

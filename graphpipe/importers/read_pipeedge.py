@@ -85,7 +85,7 @@ def read_pipeedge(
     folder = Path(folder)
     where = str(folder / "models.yml")
     models = {name: from_body(_Model, body, f"{where}, {name}") for name, body in _table(folder / "models.yml").items()}
-    name = _chosen(model, [each for each, listed in models.items() if listed.layers], where)
+    name = _chosen(model, [other for other, listed in models.items() if listed.layers], where)
     chosen = models[name]
     for field in ("mem_MB", "parameters_out"):
         if len(getattr(chosen, field)) != chosen.layers:
@@ -161,8 +161,8 @@ def _graph(name: str, model: _Model, size: int, where: str) -> Graph:
     sent = [size * check_amount(count, f"{where}, {name}.parameters_out") for count in model.parameters_out]
     held = [MEGA * check_amount(count, f"{where}, {name}.mem_MB") for count in model.mem_MB]
     ops = [
-        Op(name=each, kind="layer", parameters=(f"{each}.weight",), parameter_bytes=memory, output_bytes_per_sample=out)
-        for each, memory, out in zip(names, held, sent, strict=True)
+        Op(name=unit, kind="layer", parameters=(f"{unit}.weight",), parameter_bytes=memory, output_bytes_per_sample=out)
+        for unit, memory, out in zip(names, held, sent, strict=True)
     ]
     pairs = zip(names[:-1], names[1:], sent[:-1], strict=True)
     edges = [Edge(source=one, target=other, bytes_per_sample=count) for one, other, count in pairs]
@@ -187,7 +187,7 @@ def _cluster(types: Mapping[str, _DeviceType], hosts: Mapping[str, int]) -> Clus
         for kind, count in hosts.items()
         for number in range(count)
     ]
-    fastest = max(each.bw_Mbps for each in types.values())
+    fastest = max(described.bw_Mbps for described in types.values())
     slower = [
         PairLink(first=one.name, second=other.name, link=_link(rate))
         for at, one in enumerate(devices)
@@ -200,13 +200,13 @@ def _cluster(types: Mapping[str, _DeviceType], hosts: Mapping[str, int]) -> Clus
             # Only memory is in the profiles. The other figures are not used, because all costs are measured.
             DeviceType(
                 name=name,
-                memory_bytes=each.mem_MB * MEGA,
+                memory_bytes=described.mem_MB * MEGA,
                 peak_flops_per_second=1e9,
                 memory_bytes_per_second=1e9,
                 launch_seconds=0.0,
                 half_peak_flops=0.0,
             )
-            for name, each in types.items()
+            for name, described in types.items()
         ),
         devices=tuple(devices),
         intra_node=_link(fastest),

@@ -59,4 +59,4 @@ def _link(link: Link) -> list[str]:
 def _escaped(text: str) -> str:
     # TOML's basic strings have these escapes; control characters may be in the name of a file.
     kept = text.replace("\\", "\\\\").replace('"', '\\"')
-    return "".join(each if each.isprintable() else f"\\u{ord(each):04x}" for each in kept)
+    return "".join(letter if letter.isprintable() else f"\\u{ord(letter):04x}" for letter in kept)
