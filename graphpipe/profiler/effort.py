@@ -46,7 +46,7 @@ class Effort:
         return tuple(map(_mean, zip(*figures, strict=True)))
 
     def _goes_on(self, figures: Sequence[Sequence[float]], start: float) -> bool:
-        sums = [sum(each) for each in figures]
+        sums = [sum(figure) for figure in figures]
         agree = max(sums) <= (1 + self.spread) * min(sums)
         return self.clock() - start < self.seconds or not (agree or len(figures) >= self.repeats_if_uneven)
 
@@ -77,4 +77,4 @@ def _accelerator() -> DeviceKind | None:
 
 def _mean(seconds: Sequence[float]) -> float:
     most = _SPIKE * median(seconds)
-    return fmean(min(each, most) for each in seconds)
+    return fmean(min(time, most) for time in seconds)

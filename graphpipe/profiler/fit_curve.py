@@ -46,7 +46,7 @@ def _fit(seconds: Mapping[int, float] | Mapping[float, float], corners: list[flo
         return Curve()
     sizes = np.array(list(seconds), dtype=np.float64)
     # A single measurement does not tell the fixed part from the slope.
-    terms = [np.full_like(sizes, float(len(sizes) > 1)), sizes, *(np.maximum(0.0, sizes - each) for each in corners)]
+    terms = [np.full_like(sizes, float(len(sizes) > 1)), sizes, *(np.maximum(0.0, sizes - at) for at in corners)]
     # Each row is divided by its measurement, so that `terms @ parts - 1` is the relative error.
     fixed, slope, *steeper = nnls(np.column_stack(terms) / measured[:, None], np.ones(len(sizes)))[0].tolist()
     lines = [(fixed, slope)]

@@ -72,7 +72,7 @@ class KnownCosts:
         loss_fn = self._loss_fn if run.ends else None
         try:
             parts = [
-                forms.form(each) for each in (run.signature, *run.module.children(), loss_fn, *self._circumstances)
+                forms.form(part) for part in (run.signature, *run.module.children(), loss_fn, *self._circumstances)
             ]
         except (InDoubt, RecursionError):
             return None

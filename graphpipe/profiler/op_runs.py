@@ -61,7 +61,7 @@ class Criterion:
 
     def rows(self) -> dict[str, Tensor]:
         """Return the targets, named so that they cannot collide with the values of the model."""
-        return {f"target {number}": each for number, each in enumerate(flatten(self.targets)[0])}
+        return {f"target {number}": leaf for number, leaf in enumerate(flatten(self.targets)[0])}
 
     def loss(self, output: object, values: dict[str, Tensor]) -> Tensor:
         """Return the loss of an output; `values` contains the targets."""
@@ -155,7 +155,7 @@ def call_program(
 
 
 def _device(values: Mapping[str, Tensor]) -> torch.device | str:
-    return next((each.device for each in values.values()), "cpu")
+    return next((value.device for value in values.values()), "cpu")
 
 
 def _tensors(output: object) -> list[Tensor]:
@@ -176,6 +176,6 @@ def _signature(graph: Graph, name: str, program: StageProgram, inputs: Mapping[s
         op.work,
         op.output_bytes_per_sample,
         tuple((type(module).__qualname__, module.extra_repr(), module.training) for module in program.module.modules()),
-        tuple((tuple(each.shape), each.dtype, each.requires_grad) for each in program.module.parameters()),
+        tuple((tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for tensor in program.module.parameters()),
         tuple((tuple(tensor.shape), tensor.dtype, gradients.get(value)) for value, tensor in sorted(inputs.items())),
     )

@@ -83,7 +83,7 @@ def profile(
         with waiting("capturing the model"):
             captured = capture_nodes(model, example_inputs) if graph is None else capture_for(model, graph)
     graph = captured.graph
-    inputs = name_inputs([each.name for each in graph.inputs], example_inputs)
+    inputs = name_inputs([entry.name for entry in graph.inputs], example_inputs)
     values = {name: _repeat_rows(tensor, max(batch_sizes)) for name, tensor in inputs.items()}
     criterion = None if loss_fn is None else Criterion(loss_fn, _repeat_all(targets, max(batch_sizes)))
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -91,7 +91,7 @@ def profile(
         effort = effort or _effort(trainable, threads)
         sizes = sorted(set(batch_sizes))
         copies = _copies(cluster, threads, trainable)
-        devices = sorted({str(each.device) for each in trainable})
+        devices = sorted({str(parameter.device) for parameter in trainable})
         precision = [] if captured.precision == "fp32" else [captured.precision]
         known = KnownCosts(cache, [device_type, sizes, threads, copies, devices, effort.amounts, *precision], loss_fn)
 
@@ -101,7 +101,7 @@ def profile(
         def work_of_a_copy(between: Callable[[], object]) -> None:
             profile_ops(runs(), device_type, sizes, replace(effort, between=between))
 
-        device = next((each.device for each in trainable), torch.device("cpu"))
+        device = next((parameter.device for parameter in trainable), torch.device("cpu"))
         empty = empty_run(max(sizes), device, captured.precision)
         memory: dict[str, Temporaries] = {}
         samples: list[OpRun] = []
@@ -150,7 +150,7 @@ def _with_memory(
             saved = work.saved_bytes_per_sample, work.saved_bytes_per_forward
             known_temporaries[run.signature] = measured or temporaries(run, batch_sizes, *saved)
         memory[run.op] = known_temporaries[run.signature]
-        if len(samples) < _MOST_SAMPLE_RUNS and all(run.signature != each.signature for each in samples):
+        if len(samples) < _MOST_SAMPLE_RUNS and all(run.signature != sample.signature for sample in samples):
             samples.append(run)
         yield run
 

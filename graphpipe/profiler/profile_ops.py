@@ -102,10 +102,10 @@ def profile_ops(
             known[run.signature] = row
             company.append(run)
         elif run.signature not in known:
-            window += [each for each in company if each not in window]
+            window += [other for other in company if other not in window]
             window.append(run)
         show(0.0)
-        if sum(each.saved_bytes_per_sample for each in window) * max(batch_sizes) >= WINDOW_BYTES:
+        if sum(run.saved_bytes_per_sample for run in window) * max(batch_sizes) >= WINDOW_BYTES:
             known = _profile(window, device_type, batch_sizes, effort, empty, show) | known
             window.clear()
     if window:
@@ -199,9 +199,7 @@ def _measure(
 ) -> dict[Hashable, dict[int, Times]]:
     # Batch sizes alternate, so that a slow period of the machine affects all of them alike. Every operator has run at
     # every size before, when it was tried.
-    wanted = [
-        (samples, each) for samples, some in runs.items() for each in dict.fromkeys(run.signature for run in some)
-    ]
+    wanted = [(samples, key) for samples, some in runs.items() for key in dict.fromkeys(run.signature for run in some)]
 
     effort = replace(effort, seconds=effort.seconds * len(wanted))
     start, passes = effort.clock(), 0

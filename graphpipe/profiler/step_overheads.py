@@ -32,7 +32,7 @@ def profile_optimizer(
     If `effort.between` runs operators, both have left the caches before each measurement, as in training. For a large
     model, only the first parameters up to 256 MiB are measured.
     """
-    copies = [nn.Parameter(torch.zeros_like(each)) for each in _first(parameters)]
+    copies = [nn.Parameter(torch.zeros_like(parameter)) for parameter in _first(parameters)]
     if not copies:
         return OptimizerCost(seconds_per_parameter_byte=0.0, state_bytes_per_parameter_byte=2.0)
     for copy in copies:
@@ -83,7 +83,7 @@ def profile_task_overhead(empty: OpRun, effort: Effort) -> float:
 
 def _first(parameters: Sequence[Tensor]) -> list[Tensor]:
     sizes = list(accumulate(_bytes([parameter]) for parameter in parameters))
-    return [each for each, size in zip(parameters, sizes, strict=True) if size <= max(_MOST_BYTES, sizes[0])]
+    return [parameter for parameter, size in zip(parameters, sizes, strict=True) if size <= max(_MOST_BYTES, sizes[0])]
 
 
 def _bytes(tensors: Sequence[Tensor]) -> int:

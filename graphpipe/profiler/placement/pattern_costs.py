@@ -45,10 +45,10 @@ class PatternCosts:
         """Return the seconds of a pattern on its cheapest backend, and that backend's name."""
         if pattern not in self.costs:
             ops = [self.captured.graph[name] for name in pattern]
-            able = [each for each in self.backends if all(map(each.runs, ops))]
-            able = [each for each in able if each.name != EAGER.name or len(pattern) == 1]
+            able = [backend for backend in self.backends if all(map(backend.runs, ops))]
+            able = [backend for backend in able if backend.name != EAGER.name or len(pattern) == 1]
             program = region_program(self.called, self.captured, pattern) if able else None
-            timed = [(self._seconds(each, program), each.name) for each in able if program is not None]
+            timed = [(self._seconds(backend, program), backend.name) for backend in able if program is not None]
             self.costs[pattern] = min(((s, name) for s, name in timed if s is not None), default=None)
         return self.costs[pattern]
 
@@ -111,7 +111,7 @@ def _pattern_key(backend: str, module: fx.GraphModule, arguments: Sequence[Tenso
         f"{node.op} {_target(module, node)} {fx.map_arg(node.args, index)} {fx.map_arg(node.kwargs, index)}"
         for node in number
     ]
-    lines += [_form(each) for each in arguments]
+    lines += [_form(argument) for argument in arguments]
     lines += [backend, torch.__version__, platform.processor(), platform.machine(), str(torch.get_num_threads())]
     return sha256("\n".join(lines).encode()).hexdigest()
 
@@ -128,8 +128,8 @@ def _target(module: fx.GraphModule, node: fx.Node) -> str:
 
 
 def _describe(module: nn.Module) -> str:
-    kinds = [f"{type(each).__module__}.{type(each).__qualname__}" for each in module.modules()]
-    tensors = [_form(each) for each in (*module.parameters(), *module.buffers())]
+    kinds = [f"{type(part).__module__}.{type(part).__qualname__}" for part in module.modules()]
+    tensors = [_form(tensor) for tensor in (*module.parameters(), *module.buffers())]
     return " ".join([repr(module), *kinds, *tensors])
 
 

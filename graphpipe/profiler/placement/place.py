@@ -123,15 +123,15 @@ def place(
             values = _values(module, plan, captured, inputs, stage.micro_batch // stage.degree)
             search = _StageSearch(plan, module, captured, number, programs[number], values, backends, cache, options)
             placed.append(search.placement())
-    stages = tuple(replace(stage, regions=each.regions) for stage, each in zip(plan.stages, placed, strict=True))
+    stages = tuple(replace(stage, regions=best.regions) for stage, best in zip(plan.stages, placed, strict=True))
     return replace(plan, stages=stages), placed
 
 
 def _values(module: nn.Module, plan: Plan, captured: Captured, inputs: Inputs, samples: int) -> dict[str, Tensor]:
     """Return every value between operators for some samples, by running one operator after the other."""
-    named = name_inputs(tuple(each.name for each in plan.graph.inputs), inputs)
+    named = name_inputs(tuple(entry.name for entry in plan.graph.inputs), inputs)
     rows = torch.arange(samples) % len(next(iter(named.values())))
-    values, called = {name: each[rows] for name, each in named.items()}, submodules_for(module, plan.graph)
+    values, called = {name: value[rows] for name, value in named.items()}, submodules_for(module, plan.graph)
     for op in captured.graph.order:
         values |= region_program(called, captured, (op,))(values)[0]
     return values
@@ -172,7 +172,7 @@ class _StageSearch:
             called=submodules_for(self.module, self.plan.graph),
             captured=self.captured,
             values=self.values,
-            backends=[each for each in self.backends if each.kind == "operators"],
+            backends=[backend for backend in self.backends if backend.kind == "operators"],
             cache=self.cache,
             clock=self.options.clock,
         )
@@ -180,7 +180,7 @@ class _StageSearch:
         cover = cheapest_cover(self.plan.graph, patterns, costs.cheapest)
         assert cover is not None, "eager runs every operator"
         self._add("operators", joined(cover[1]), candidates, runs)
-        for backend in (each for each in self.backends if each.kind == "graph"):
+        for backend in (backend for backend in self.backends if backend.kind == "graph"):
             self._add(f"operators and {backend.name}", self._evolved(cover[1], backend), candidates, runs)
         seconds = alternating_medians(runs, rounds=self.options.rounds, clock=self.options.clock)
         chosen = min(seconds, key=seconds.__getitem__)  # of equals a single backend, which comes first
@@ -212,7 +212,7 @@ class _StageSearch:
         plan = replace(self.plan, stages=stages)
         program = placed_program(self.module, plan, self.stage, self.whole, self.captured, self.regions)
         outputs = program(self.values)
-        loosest = max((find_backend(each.backend) for each in regions), key=lambda each: each.relative_tolerance)
+        loosest = max((find_backend(part.backend) for part in regions), key=lambda part: part.relative_tolerance)
         check_outputs(backend or loosest, outputs, self.whole(self.values))
         return partial(program, self.values)
 
@@ -222,7 +222,7 @@ class _StageSearch:
 
         def regions(genome: Genome) -> Regions:
             pairs = zip(cover, genome, strict=True)
-            return joined([replace(each, backend=backend.name) if bit else each for each, bit in pairs])
+            return joined([replace(region, backend=backend.name) if bit else region for region, bit in pairs])
 
         def seconds(genome: Genome) -> float:
             if self.options.clock() > end:
@@ -242,9 +242,9 @@ def joined(cover: Sequence[Placed]) -> Regions:
     Pieces in the order of the graph only read from those before them, so a run of them can be one region.
     """
     regions: list[BackendRegion] = []
-    for each in cover:
-        if regions and regions[-1].backend == each.backend:
-            regions[-1] = replace(regions[-1], ops=(*regions[-1].ops, *each.ops))
+    for region in cover:
+        if regions and regions[-1].backend == region.backend:
+            regions[-1] = replace(regions[-1], ops=(*regions[-1].ops, *region.ops))
         else:
-            regions.append(BackendRegion(backend=each.backend, ops=each.ops))
-    return () if all(each.backend == EAGER.name for each in regions) else tuple(regions)
+            regions.append(BackendRegion(backend=region.backend, ops=region.ops))
+    return () if all(region.backend == EAGER.name for region in regions) else tuple(regions)

@@ -51,4 +51,4 @@ def alternating_medians(
             runs[name]()
             if turn >= WARM_UP:
                 seconds[name].append(clock() - start)
-    return {name: median(each) for name, each in seconds.items()}
+    return {name: median(times) for name, times in seconds.items()}
