@@ -60,9 +60,9 @@ def _write_lines(part: Path, answers: Answers) -> None:
 
 
 def _as_json(number: int, answer: AnswerRecord) -> dict[str, Any]:
-    bad = {each.sample for each in answer.failed}
-    rows = {name: _rows(each.tolist(), bad) for name, each in answer.outputs.items()} or None
-    failed = [{"sample": each.sample, "reason": each.reason} for each in answer.failed]
+    bad = {failure.sample for failure in answer.failed}
+    rows = {name: _rows(output.tolist(), bad) for name, output in answer.outputs.items()} or None
+    failed = [{"sample": failure.sample, "reason": failure.reason} for failure in answer.failed]
     return {"request": number, "outputs": rows, "failed": failed}
 
 
@@ -73,7 +73,7 @@ def _rows(rows: Any, bad: set[int]) -> list[Any]:
 def _finite(value: Any) -> Any:
     # JSON has no infinity and no NaN.
     if isinstance(value, list):
-        return [_finite(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
+        return [_finite(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -94,8 +94,8 @@ def _joined(answers: Answers) -> dict[str, Tensor]:
                 what = f"'{name}' of request {number} has rows of {shapes}"
                 raise InvalidInput(what, where="outputs", remedy="Write the answers to a file that ends in .jsonl.")
             whole[name][at : at + answer.samples] = rows
-        for each in answer.failed:
-            whole[FAILED][at + each.sample] = True
+        for failure in answer.failed:
+            whole[FAILED][at + failure.sample] = True
         at += answer.samples
     return whole
 

@@ -80,7 +80,7 @@ class Journal:
             InvalidInput: the file cannot be written, or an output cannot be stored.
         """
         outputs = cpu_copies(named_outputs(answer.outputs)) if answer.outputs is not None else {}
-        failed = json.dumps([[each.sample, each.reason] for each in answer.failed])
+        failed = json.dumps([[failure.sample, failure.reason] for failure in answer.failed])
         seconds, self._last = time.perf_counter() - self._last, time.perf_counter()
         record = save(outputs, metadata={"samples": str(answer.samples), "failed": failed, "seconds": repr(seconds)})
         try:

@@ -35,12 +35,12 @@ def load_model(word: str, folder: str | Path, weights: str | None) -> UserModel:
 def _fill(module: nn.Module, source: Path) -> None:
     own = source / "model.safetensors"
     tensors = _read(own if own.is_file() else source)
-    known = {name: each for name, each in module.state_dict().items() if isinstance(each, Tensor)}
-    for name, each in known.items():
+    known = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
+    for name, value in known.items():
         if name not in tensors:
             raise _other_model(source, f"has no '{name}', which this model has")
-        if tensors[name].shape != each.shape:
-            what = f"'{name}' is {[*tensors[name].shape]} in it and {[*each.shape]} in this model"
+        if tensors[name].shape != value.shape:
+            what = f"'{name}' is {[*tensors[name].shape]} in it and {[*value.shape]} in this model"
             raise _other_model(source, what)
     surplus = sorted(tensors.keys() - known.keys())
     if surplus:

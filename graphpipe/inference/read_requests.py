@@ -54,7 +54,7 @@ def read_requests(data: str, folder: Path, inputs: Sequence[Input], samples: int
         total = _count(columns, inputs, path)
         for start in range(0, total, samples):
             stop = min(start + samples, total)
-            yield {each.name: _as_input(columns[each.name][1](start, stop), each) for each in inputs}
+            yield {entry.name: _as_input(columns[entry.name][1](start, stop), entry) for entry in inputs}
 
 
 def check_requests(data: str, folder: Path, inputs: Sequence[Input]) -> None:
@@ -127,7 +127,7 @@ def _npz(path: Path, _: Sequence[Input]) -> Generator[Columns]:
 @contextmanager
 def _npy(path: Path, inputs: Sequence[Input]) -> Generator[Columns]:
     if len(inputs) != 1:
-        names = ", ".join(each.name for each in inputs)
+        names = ", ".join(entry.name for entry in inputs)
         raise InvalidInput("has one array", where=str(path), remedy=f"Give a .npz file with {names}.")
     yield {inputs[0].name: _array(np.load(path, mmap_mode="r", allow_pickle=False))}
 
@@ -146,17 +146,17 @@ def _count(columns: Columns, inputs: Sequence[Input], path: Path) -> int:
     Raises:
         InvalidInput: an input is missing, has another shape or type than the model's, or another number of rows.
     """
-    for each in inputs:
-        if each.name not in columns:
+    for entry in inputs:
+        if entry.name not in columns:
             names = ", ".join(sorted(columns)) or "none"
             remedy = f"Its tensors are {names}. Rename one, or write one with a row per sample."
-            raise InvalidInput(f"has no tensor '{each.name}', which the model reads", where=str(path), remedy=remedy)
-        rows = _as_input(columns[each.name][1](0, 1), each) if columns[each.name][0] else None
-        if rows is not None and (tuple(rows.shape[1:]), rows.dtype) != (each.sample_shape, _dtype(each)):
+            raise InvalidInput(f"has no tensor '{entry.name}', which the model reads", where=str(path), remedy=remedy)
+        rows = _as_input(columns[entry.name][1](0, 1), entry) if columns[entry.name][0] else None
+        if rows is not None and (tuple(rows.shape[1:]), rows.dtype) != (entry.sample_shape, _dtype(entry)):
             given = f"{str(rows.dtype).removeprefix('torch.')}{[*rows.shape[1:]]}"
-            what = f"a row of '{each.name}' is {given}, the model reads {each.dtype}{[*each.sample_shape]}"
+            what = f"a row of '{entry.name}' is {given}, the model reads {entry.dtype}{[*entry.sample_shape]}"
             raise InvalidInput(what, where=str(path))
-    counts = {each.name: columns[each.name][0] for each in inputs}
+    counts = {entry.name: columns[entry.name][0] for entry in inputs}
     if not all(counts.values()) or len({*counts.values()}) != 1:
         listed = ", ".join(f"'{name}' has {count}" for name, count in counts.items())
         remedy = "Every input needs one row for each sample."
@@ -181,10 +181,10 @@ def _line(line: str, inputs: Sequence[Input], where: str) -> Inputs | Refused:
         return Refused(reason=f"{where} is not JSON: {error}")
     if not isinstance(body, dict):
         if len(inputs) != 1:
-            names = ", ".join(each.name for each in inputs)
+            names = ", ".join(entry.name for entry in inputs)
             return Refused(reason=f"{where} is not an object of the inputs {names}")
         body = {inputs[0].name: body}
-    known = {each.name: each for each in inputs}
+    known = {entry.name: entry for entry in inputs}
     tensors: dict[str, Tensor] = {}
     for name, rows in cast("dict[str, Any]", body).items():
         if name not in known:
@@ -196,16 +196,16 @@ def _line(line: str, inputs: Sequence[Input], where: str) -> Inputs | Refused:
     return tensors
 
 
-def _dtype(each: Input) -> torch.dtype:
-    return getattr(torch, each.dtype)
+def _dtype(entry: Input) -> torch.dtype:
+    return getattr(torch, entry.dtype)
 
 
-def _as_input(rows: Tensor, each: Input) -> Tensor:
+def _as_input(rows: Tensor, entry: Input) -> Tensor:
     """Return rows of a file in the dtype of the model's input, if they are of the same kind and no value is lost.
 
     NumPy's default is float64. Floating-point numbers are rounded, whole numbers must fit.
     """
-    wanted = _dtype(each)
+    wanted = _dtype(entry)
     if rows.dtype == wanted or rows.is_floating_point() != wanted.is_floating_point or wanted.is_complex:
         return rows
     changed = rows.to(wanted)
