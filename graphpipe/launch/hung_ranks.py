@@ -112,7 +112,7 @@ class HungRanks:
         """Return the processor seconds of these processes so far, of those that do not wait for a disk."""
         self._find({})
         seen = {number: self._glimpse(number, alone=True) for number in numbers if number in self._processes}
-        return {number: each.used_seconds for number, each in seen.items() if not each.waits_for_disk}
+        return {number: glimpse.used_seconds for number, glimpse in seen.items() if not glimpse.waits_for_disk}
 
     def failed(self) -> bool:
         """Return whether a rank has ended before its work was done."""
@@ -155,7 +155,7 @@ class HungRanks:
         own = self._processes[number].values()
         return Glimpse(
             stopped=any(map(_is_stopped, own)),
-            waits_for_disk=any(_has_status(each, psutil.STATUS_DISK_SLEEP) for each in own),
+            waits_for_disk=any(_has_status(process, psutil.STATUS_DISK_SLEEP) for process in own),
             done=self._notes(number).is_done,
             used_seconds=sum(map(_used_seconds, own)) if alone else 0.0,
         )
@@ -182,8 +182,8 @@ def _has_status(process: psutil.Process, status: str) -> bool:
 def _used_seconds(process: psutil.Process) -> float:
     used = 0.0
     with suppress(psutil.Error):
-        for each in (process, *process.children(recursive=True)):
+        for part in (process, *process.children(recursive=True)):
             with suppress(psutil.Error):
-                times = each.cpu_times()
+                times = part.cpu_times()
                 used += times.user + times.system
     return used

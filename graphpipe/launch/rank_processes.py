@@ -89,10 +89,10 @@ class RankProcesses:
     def stop(self) -> None:
         """Stop all processes that still run."""
         for number in (signal.SIGTERM, signal.SIGKILL):
-            running = [each for each, process in self.started.items() if process.poll() is None]
-            for each in running:
+            running = [pid for pid, process in self.started.items() if process.poll() is None]
+            for pid in running:
                 with suppress(ProcessLookupError):
-                    os.killpg(self.started[each].pid, number)
+                    os.killpg(self.started[pid].pid, number)
             self.wait(SHUTDOWN_SECONDS, running)
         for process in self.started.values():
             process.wait()
