@@ -124,7 +124,7 @@ def check_clock() -> Finding:
     """Check that the clock that times tasks never goes back, and that its step is small enough."""
     times = [time.perf_counter() for _ in range(2000)]
     steps = [after - before for before, after in pairwise(times)]
-    step = min((each for each in steps if each > 0), default=float("inf"))
+    step = min((seconds for seconds in steps if seconds > 0), default=float("inf"))
     if min(steps) < 0 or step > COARSEST_SECONDS:
         what = "goes back" if min(steps) < 0 else f"steps by {format_seconds(step)}"
         return Finding(

@@ -95,7 +95,7 @@ def differences(environments: Sequence[Environment]) -> list[Finding]:
             remedy = f"Install the same {what} on every host."
             findings.append(Finding(name=f"{what} of the ranks", status="problem", what=text, remedy=remedy))
     if not findings:
-        hosts = len({each["host"] for each in environments})
+        hosts = len({environment["host"] for environment in environments})
         what = f"the same versions on {len(environments)} ranks of {hosts} host{'s' * (hosts > 1)}"
         findings.append(Finding(name="versions", status="fine", what=what))
     return findings
