@@ -79,7 +79,7 @@ def _first_stages(loads: StageLoads) -> list[FirstStages]:
     """Return the stages that can be split off downsets, by the downset that remains."""
     table, size, cuts = loads.downset_table, loads.micro_batch, loads.bottleneck_search().cuts
     every, degrees = StageCuts.concatenate(cuts), np.array(loads.degrees)
-    upper = np.repeat(np.arange(1, len(cuts) + 1), [len(each.below) for each in cuts])
+    upper = np.repeat(np.arange(1, len(cuts) + 1), [len(cut.below) for cut in cuts])
     number = np.searchsorted(degrees, every.devices)
     trainable = table.downsets.members @ table.costs.op_bytes.trainable[table.positions]
     per_byte = np.array([all_reduce_seconds_per_byte(table.problem, degree) for degree in loads.degrees])

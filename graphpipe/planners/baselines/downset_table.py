@@ -54,7 +54,7 @@ class Stages:
     @staticmethod
     def concatenate(stages: "Sequence[Stages]") -> "Stages":
         """Return the stages of several values in one."""
-        return Stages(*(np.concatenate([getattr(each, name) for each in stages]) for name in Stages.__slots__))
+        return Stages(*(np.concatenate([getattr(part, name) for part in stages]) for name in Stages.__slots__))
 
     def only(self, chosen: Indices | slice) -> "Stages":
         """Return some of the stages."""
@@ -157,6 +157,6 @@ def _all_reads(graph: Graph, downsets: Downsets) -> tuple[Reads, ...]:
 
 
 def _ends(graph: Graph, reads: Sequence[Read]) -> tuple[Indices, Indices]:
-    ends = [(graph.index[each.source], graph.index[each.target]) for each in reads]
+    ends = [(graph.index[read.source], graph.index[read.target]) for read in reads]
     pairs = np.array(ends, dtype=np.intp).reshape(-1, 2)
     return pairs[:, 0], pairs[:, 1]

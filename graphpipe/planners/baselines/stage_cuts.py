@@ -42,7 +42,7 @@ class StageCuts:
     @staticmethod
     def concatenate(cuts: Sequence["StageCuts"]) -> "StageCuts":
         """Return the cuts of several values in one."""
-        return StageCuts(*(np.concatenate([getattr(each, name) for each in cuts]) for name in StageCuts.__slots__))
+        return StageCuts(*(np.concatenate([getattr(part, name) for part in cuts]) for name in StageCuts.__slots__))
 
     def only(self, chosen: NDArray[np.bool_] | Indices | slice) -> "StageCuts":
         """Return some of the cuts."""

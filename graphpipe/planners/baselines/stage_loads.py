@@ -61,16 +61,16 @@ class StageLoads:
         busy = [(self._compute(degree, again) + self._reduce(degree)) * degree for degree in self.degrees]
         return float(np.min(busy, axis=0).sum()) / len(self.downset_table.problem.cluster.devices)
 
-    def _summed(self, each: Callable[[int], Array]) -> Array:
+    def _summed(self, seconds_of: Callable[[int], Array]) -> Array:
         """Return, of shape [downsets, degrees], the sums over operators at every degree."""
-        return np.stack([self.downset_table.downsets.members @ each(degree) for degree in self.degrees], axis=1)
+        return np.stack([self.downset_table.downsets.members @ seconds_of(degree) for degree in self.degrees], axis=1)
 
     def _compute(self, degree: int, again: bool) -> Array:
         """Return seconds per sample of each operator's forward, once or `again`, and backward, on the slowest type."""
         table, size = self.downset_table, self.micro_batch
         kinds = sorted({device.type for device in table.problem.cluster.devices})
-        each = [table.costs.seconds(kind, size / degree) for kind in kinds]
-        seconds = [np.sum((seconds[0], *seconds) if again else seconds, axis=0) for seconds in each]
+        by_kind = [table.costs.seconds(kind, size / degree) for kind in kinds]
+        seconds = [np.sum((seconds[0], *seconds) if again else seconds, axis=0) for seconds in by_kind]
         return np.max(seconds, axis=0)[table.positions] / size
 
     def _reduce(self, degree: int) -> Array:
@@ -179,11 +179,11 @@ class StageLoads:
     def _temporaries(self, stages: Stages) -> Array:
         """Return, of shape [stages, degrees], the temporary bytes of a running task."""
         table, members = self.downset_table, self.downset_table.downsets.members
-        each = [table.costs.op_bytes.temporary(self.micro_batch / degree)[table.positions] for degree in self.degrees]
-        rows = [np.zeros((0, len(each)))]
+        peaks = [table.costs.op_bytes.temporary(self.micro_batch / degree)[table.positions] for degree in self.degrees]
+        rows = [np.zeros((0, len(peaks)))]
         for at, group in stages.groups:
             inside = members[at] & ~members[group.lower]
-            rows.append(np.stack([(inside * held).max(axis=1) for held in each], axis=1))
+            rows.append(np.stack([(inside * held).max(axis=1) for held in peaks], axis=1))
         return np.concatenate(rows)
 
 

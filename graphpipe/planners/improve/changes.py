@@ -103,8 +103,8 @@ class Changes:
 
     def _next_size(self, size: int, degrees: Sequence[int], step: int) -> int | None:
         """Return the next larger or smaller size that all degrees divide."""
-        fitting = [each for each in self.sizes if all(each % degree == 0 for degree in degrees)]
-        beyond = [each for each in fitting if (each > size if step > 0 else each < size)]
+        fitting = [fit for fit in self.sizes if all(fit % degree == 0 for degree in degrees)]
+        beyond = [fit for fit in fitting if (fit > size if step > 0 else fit < size)]
         return (beyond[0] if step > 0 else beyond[-1]) if beyond else None
 
     def _at_degree(self, part: Part, degree: int) -> Part | None:
@@ -146,10 +146,10 @@ class Changes:
 def with_degree(part: Part, degree: int, sizes: Sequence[int]) -> Part | None:
     """Return the part with the largest possible degree up to `degree`, and the micro-batch of `sizes` that is nearest
     to its own."""
-    for each in range(degree, 0, -1):
-        if fitting := [size for size in sizes if size % each == 0]:
+    for less in range(degree, 0, -1):
+        if fitting := [size for size in sizes if size % less == 0]:
             nearest = min(fitting, key=lambda size: max(size / part.micro_batch, part.micro_batch / size))
-            return replace(part, degree=each, micro_batch=nearest)
+            return replace(part, degree=less, micro_batch=nearest)
     return None
 
 

@@ -46,8 +46,8 @@ def typed_plans(problem: Problem, options: Options, known: Sequence[Plan], *, pl
 
 def _finished(problem: Problem, tail: WholeBatchTail, typed: Sequence[TypedPart], planner: str) -> list[Plan]:
     """Return the plans of a partition: one, or one per device choice for the whole-batch tail."""
-    parts = [replace(each.part, recompute=problem.recompute, state=problem.state) for each in typed]
-    types = [each.type for each in typed]
+    parts = [replace(stage.part, recompute=problem.recompute, state=problem.state) for stage in typed]
+    types = [stage.type for stage in typed]
     if not tail.ops:
         return [assemble(problem, parts, planner=planner, types=types)]
     last, whole = len(parts), [*parts, tail.part(problem)]

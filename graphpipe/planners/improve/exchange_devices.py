@@ -75,7 +75,7 @@ def transfer_seconds(plan: Plan) -> float:
         * _mean_seconds_per_byte(plan, plan.edges[position])
         for position, backward in directions
     )
-    tied = sum(plan.tied_gradients_seconds(each) for each in plan.tied_gradients)
+    tied = sum(plan.tied_gradients_seconds(gradients) for gradients in plan.tied_gradients)
     return messages + tied + sum(map(plan.reduce_seconds, range(len(plan.stages))))
 
 

@@ -114,7 +114,7 @@ class _Near:
             return None
         self.tried.add(stages)
         before = set(map(id, self.parts))
-        if any(self._least_seconds(each) >= limit_seconds for each in hosted if id(each[0]) not in before):
+        if any(self._least_seconds(stage) >= limit_seconds for stage in hosted if id(stage[0]) not in before):
             return None
         return assemble_in_order(self.problem, parts, devices, planner=self.plan.planner, chain=self.chain)
 

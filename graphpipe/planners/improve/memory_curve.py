@@ -47,7 +47,7 @@ def memory_curve(plan: Plan, evaluate: Callable[[Plan], float]) -> tuple[CurvePo
         relieved_plans = relieved(replace(keeping, cluster=replace(plan.cluster, device_types=types)))
         if not relieved_plans:
             break
-        points += (_point(replace(each, cluster=plan.cluster), evaluate) for each in relieved_plans)
+        points += (_point(replace(fitting, cluster=plan.cluster), evaluate) for fitting in relieved_plans)
     return tuple(reversed(_pareto(points)))
 
 
@@ -58,7 +58,7 @@ def _point(plan: Plan, evaluate: Callable[[Plan], float]) -> CurvePoint:
 def _pareto(points: list[CurvePoint]) -> list[CurvePoint]:
     """Return the points that no other one beats, the least memory first."""
     best: list[CurvePoint] = []
-    for point in sorted(points, key=lambda each: (each.step_seconds, each.memory_bytes)):
+    for point in sorted(points, key=lambda point: (point.step_seconds, point.memory_bytes)):
         if not best or point.memory_bytes < best[-1].memory_bytes:
             best.append(point)
     return best[::-1]

@@ -96,16 +96,16 @@ def with_reliefs(problem: Problem, options: Options, planner: str, find: Search)
             if options.evaluate(plan) <= enough:
                 return options.best(plans)
     for searched, chained in _reliefs(problem):
-        for each in searched:
+        for other in searched:
             faster = replace(options, most_seconds=_seconds(options, plans))
             # Without a plan for the first, which needs the least memory, the others hardly have one.
-            if not tried(each, partial(_eased_search, find, each, faster)) and each is searched[0]:
+            if not tried(other, partial(_eased_search, find, other, faster)) and other is searched[0]:
                 break
             if _seconds(options, plans) <= enough:
                 break
         every = nothing_fits and _seconds(options, plans) > _FAR * enough
-        for each, attempt in _chains(chained, planner, every=every):
-            tried(each, partial(attempt, replace(options, most_seconds=_seconds(options, plans))))
+        for other, attempt in _chains(chained, planner, every=every):
+            tried(other, partial(attempt, replace(options, most_seconds=_seconds(options, plans))))
         if plans:
             return options.best(plans)
     if not too_large(problem):

@@ -207,8 +207,8 @@ def _cut_bytes(graph: Graph, order: Sequence[str]) -> NDArray[np.float64]:
     position = {name: at for at, name in enumerate(order)}
     count: dict[tuple[str, str], float] = {}
     last: dict[tuple[str, str], int] = {}
-    for _, target, value, each in graph.reads:
-        count[value] = max(count.get(value, 0.0), each)
+    for _, target, value, size in graph.reads:
+        count[value] = max(count.get(value, 0.0), size)
         last[value] = max(last.get(value, 0), position[target])
     change = np.zeros(len(order) + 1)
     for value, reader in last.items():

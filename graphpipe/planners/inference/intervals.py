@@ -86,7 +86,7 @@ def _fill(
 
     A value that several operators of the interval read is received once. An operator may send several values.
     """
-    graph, shared = model.graph, {each.name: each.bytes for each in model.graph.shared if each.trainable}
+    graph, shared = model.graph, {tied.name: tied.bytes for tied in model.graph.shared if tied.trainable}
     weights = received = kept = most = 0.0
     taken, seen = dict[tuple[str, str], float](), set[str]()
     missing = dict[str, int]()
@@ -96,7 +96,7 @@ def _fill(
     for position in range(first, len(order)):
         name = order[position]
         op = graph[name]
-        weights += op.parameter_bytes - sum(shared[each] for each in op.parameters if each in seen and each in shared)
+        weights += op.parameter_bytes - sum(shared[tied] for tied in op.parameters if tied in seen and tied in shared)
         seen.update(op.parameters)
         own = op.output_bytes_per_sample
         last[name], missing[name] = position, len(graph.successors[name])
@@ -108,7 +108,7 @@ def _fill(
                 count = max(taken.get(value, 0.0), bytes_read)
                 received += count - taken.get(value, 0.0)
                 taken[value] = count
-        for before in (each for each in graph.predecessors[name] if at[each] >= first):
+        for before in (other for other in graph.predecessors[name] if at[other] >= first):
             missing[before] -= 1
             kept -= 0.0 if missing[before] else graph[before].output_bytes_per_sample
             held = live[last[before] + 1 - first : position + 1 - first]

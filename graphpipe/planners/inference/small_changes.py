@@ -55,7 +55,7 @@ def _changes(plan: Plan, stages: Placed) -> Iterator[Placed]:
             changed = list(stages)
             changed[number] = part, other
             if other in used:  # the other device's stages come here
-                changed = [(each, device) if there == other else (each, there) for each, there in changed]
+                changed = [(hosted, device) if there == other else (hosted, there) for hosted, there in changed]
                 changed[number] = part, other
             yield changed
 

@@ -136,8 +136,8 @@ def _stretches(
     # Infinite seconds are counted separately, because the sums are computed as differences.
     able = np.isfinite(seconds)
     summed, state, missing = (
-        np.concatenate(([0.0], np.cumsum(each)))
-        for each in (np.where(able, seconds, 0.0), least.state_bytes[ops, column], ~able)
+        np.concatenate(([0.0], np.cumsum(figure)))
+        for figure in (np.where(able, seconds, 0.0), least.state_bytes[ops, column], ~able)
     )
     # Entry [i, j]: the most that any of operators i to j saves.
     saved = np.maximum.accumulate(np.triu(np.tile(least.saved_bytes[ops], (len(ops), 1))), axis=1)

@@ -130,7 +130,7 @@ class Relief:
         frees = self.offloads and stays < ops.in_flight
         copies = 2 * ops.copy_seconds * ops.samples / (ops.in_flight - stays) if frees else inf
         after = slice(number + 1, None)
-        rest = LeastRelief.of([each * ops.in_flight for each in ops.saved[after]], ops.forward[after], copies)
+        rest = LeastRelief.of([count * ops.in_flight for count in ops.saved[after]], ops.forward[after], copies)
         undecided = choices.decisions[:, ops.open[number]]
         held = np.array([ops.saved[at] * ops.in_flight for at in ops.open[number]])
         offloaded = (undecided == OFFLOAD) @ held

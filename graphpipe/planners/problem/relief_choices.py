@@ -61,7 +61,7 @@ class Choices:
         """
         # Of equals the first, because the sort is stable.
         order = np.lexsort((self.offloaded, self.region, self.copied, self.bytes, self.seconds))
-        columns = [each[order] for each in (self.bytes, self.copied, self.region, self.offloaded)]
+        columns = [figure[order] for figure in (self.bytes, self.copied, self.region, self.offloaded)]
         kept = order[_unbeaten(groups[order], columns)]
         counts = np.bincount(groups[kept])
         if counts.max(initial=0) > most:

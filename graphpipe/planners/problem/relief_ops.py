@@ -65,11 +65,11 @@ class StageOps:
         model, samples = plan.cost_model, stage.micro_batch / stage.degree
         at = model.positions(order)
         kinds = {plan.cluster.devices[device].type for device in stage.devices}
-        forward = max((model.seconds(kind, samples)[0][at] for kind in kinds), key=lambda each: float(each.sum()))
+        forward = max((model.seconds(kind, samples)[0][at] for kind in kinds), key=lambda seconds: float(seconds.sum()))
         pairs = zip(order, forward.tolist(), strict=True)
         values = _values(plan, {name: place for place, name in enumerate(order)})
-        readers = [[reader for value in each for reader in value.readers] for each in values]
-        last = [max([place, *each]) for place, each in enumerate(readers)]
+        readers = [[reader for value in own for reader in value.readers] for own in values]
+        last = [max([place, *own]) for place, own in enumerate(readers)]
         saved = model.op_bytes.saved_of(samples)[at].tolist()
         return StageOps(
             samples=samples,
@@ -94,9 +94,9 @@ class StageOps:
         decisions[:, number] = np.tile(ways, len(choices))
         again = decisions[:, number] == RECOMPUTE
         bytes_, moved = choices.bytes[every], np.zeros(len(every))
-        for each in self.closed[number]:
-            kept = self._kept(each, decisions)
-            offloaded = np.where(decisions[:, each] == OFFLOAD, np.maximum(0.0, self.saved[each] - kept), 0.0)
+        for op in self.closed[number]:
+            kept = self._kept(op, decisions)
+            offloaded = np.where(decisions[:, op] == OFFLOAD, np.maximum(0.0, self.saved[op] - kept), 0.0)
             bytes_ += kept * self.in_flight + offloaded * min(self.in_flight, MOVING_MICRO_BATCHES * self.samples)
             moved += offloaded * self.samples
         copied = choices.copied[every] + 2 * self.copy_seconds * moved
@@ -134,7 +134,7 @@ def copy_seconds(plan: Plan, stage: Stage) -> float:
 
 def _ways(saved: Sequence[float], readers: Sequence[Sequence[int]], op: int, *, offloads: bool) -> tuple[int, ...]:
     # An operator that saves nothing may have to be offloaded with those that it reads, or they stay for it.
-    reads = any(op in each and count for each, count in zip(readers, saved, strict=True))
+    reads = any(op in read and count for read, count in zip(readers, saved, strict=True))
     offload = (OFFLOAD,) if offloads and (saved[op] or reads) else ()
     return (KEEP, *offload, *((RECOMPUTE,) if saved[op] else ()))
 
@@ -147,4 +147,4 @@ def _values(plan: Plan, place: dict[str, int]) -> list[list[_Reading]]:
             readers = (*known.readers, place[target]) if target in place else known.readers
             leaves = known.leaves or target not in place
             readings[source][value] = _Reading(max(known.bytes, count), readers, leaves)
-    return [[*each.values()] for each in readings.values()]
+    return [[*by_value.values()] for by_value in readings.values()]

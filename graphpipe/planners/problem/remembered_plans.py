@@ -57,8 +57,8 @@ class RememberedPlans:
 
 
 def _key(wanted: Sequence[object]) -> Hashable:
-    return tuple([each if isinstance(each, _BY_VALUE) else id(each) for each in wanted])
+    return tuple([part if isinstance(part, _BY_VALUE) else id(part) for part in wanted])
 
 
 def _without_bandwidth(problem: Problem) -> list[object]:
-    return [getattr(problem, each.name) for each in fields(problem) if each.name != "message_bandwidth"]
+    return [getattr(problem, field.name) for field in fields(problem) if field.name != "message_bandwidth"]

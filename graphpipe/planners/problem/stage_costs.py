@@ -28,8 +28,8 @@ def stage_seconds(
     in the cluster.
     """
     types = types or sorted({device.type for device in problem.cluster.devices})
-    each = [costs.seconds(kind, micro_batch / degree) for kind in types]
-    again = [(seconds[0], *seconds) for seconds in each] if problem.recompute == "full" else each
+    by_kind = [costs.seconds(kind, micro_batch / degree) for kind in types]
+    again = [(seconds[0], *seconds) for seconds in by_kind] if problem.recompute == "full" else by_kind
     compute = np.max([np.sum(seconds, axis=0) for seconds in again], axis=0)
     update_per_byte = update_seconds_per_byte(problem, degree)
     update = costs.op_bytes.trainable * update_per_byte * micro_batch / problem.batch_size

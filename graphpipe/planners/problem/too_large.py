@@ -19,7 +19,7 @@ def too_large(problem: Problem, micro_batch: int = 0) -> bool:
     costs = CostModel.of(problem.graph, problem.costs, problem.cluster)
     memory = [problem.cluster.type_of(device).memory_bytes for device in range(len(problem.cluster.devices))]
     whole = costs.op_bytes.least_state
-    each = costs.op_bytes.least_held(len(memory)) if problem.state == "all" else whole
+    held = costs.op_bytes.least_held(len(memory)) if problem.state == "all" else whole
     saves = micro_batch > 0 and problem.recompute == "none"
     saved = costs.op_bytes.saved_of(float(micro_batch)) * micro_batch if saves else 0.0
-    return float(each.max()) > max(memory) or float((whole + saved).sum()) > sum(memory)
+    return float(held.max()) > max(memory) or float((whole + saved).sum()) > sum(memory)

@@ -60,7 +60,7 @@ class Candidates:
         known = any(estimate.parts == other.parts for other in self.estimates)
         if not self.hopeless(self.score(estimate)) and not known:
             # Of equals, prefer the one that leaves more memory (section 5).
-            by = sorted([*self.estimates, estimate], key=lambda each: (self.score(each), -min(each.spare_bytes)))
+            by = sorted([*self.estimates, estimate], key=lambda known: (self.score(known), -min(known.spare_bytes)))
             self.estimates = by[:MOST_CANDIDATES]
         return True
 

@@ -53,7 +53,7 @@ class PartitionEstimator:
     """Whether to count the time that stages wait for late messages, because 1F1B keeps few samples in flight, and the
     updates after the last micro-batch, as for a schedule with unsplit backwards. Other schedules can fill these times.
     For them the updates are spread over the mini-batch."""
-    _each: dict[tuple[int, int], tuple[Array, Array]] = field(
+    _op_figures: dict[tuple[int, int], tuple[Array, Array]] = field(
         default_factory=dict[tuple[int, int], tuple[Array, Array]]
     )
     """Seconds of every operator, and the bytes per sample that it saves, by micro-batch size and degree."""
@@ -165,7 +165,7 @@ class PartitionEstimator:
         for stage, after in enumerate(successors):
             for other in after:
                 begin[other] = max(begin[other], begin[stage] + _FORWARD_SHARE * busy[stage])
-        return float(max(start + count * each for start, count, each in zip(begin, rounds, busy, strict=True)))
+        return float(max(start + count * seconds for start, count, seconds in zip(begin, rounds, busy, strict=True)))
 
     def _spare_bytes(
         self,
@@ -187,27 +187,27 @@ class PartitionEstimator:
     def _versions(self, parts: Sequence[Part], in_flight: Sequence[int]) -> list[int]:
         if self.problem.weights == "flush":
             return [1] * len(parts)
-        each = [self.problem.versions(held, part.micro_batch) for part, held in zip(parts, in_flight, strict=True)]
-        return [max(each)] * len(each) if self.problem.weights == "vertical-sync" else each
+        versions = [self.problem.versions(held, part.micro_batch) for part, held in zip(parts, in_flight, strict=True)]
+        return [max(versions)] * len(versions) if self.problem.weights == "vertical-sync" else versions
 
     def _load(self, part: Part) -> "_Load":
         """Return the summed load of a part's operators, cached because most parts are in many partitions."""
         if (known := self._known.get(part)) is None:
             key = part.micro_batch, part.degree
-            samples, each = part.micro_batch / part.degree, self.costs.op_bytes
-            if key not in self._each:
-                self._each[key] = stage_seconds(self.problem, self.costs, *key), each.saved_of(samples)
-            at, (seconds, saved) = self.costs.positions(part.ops), self._each[key]
+            samples, op_bytes = part.micro_batch / part.degree, self.costs.op_bytes
+            if key not in self._op_figures:
+                self._op_figures[key] = stage_seconds(self.problem, self.costs, *key), op_bytes.saved_of(samples)
+            at, (seconds, saved) = self.costs.positions(part.ops), self._op_figures[key]
             memory = StageMemory.summed(
                 self.costs.parameter_bytes.held(part.ops, part.state, part.degree),
                 float(saved[at].sum()),
                 recompute="full" if part.recompute == "full" else "none",
                 samples=samples,
-                temporary=float(each.temporary(samples)[at].max()) if each.has_temporaries else 0.0,
+                temporary=float(op_bytes.temporary(samples)[at].max()) if op_bytes.has_temporaries else 0.0,
             )
             if part.degree not in self._updates:
                 self._updates[part.degree] = update_seconds_per_byte(self.problem, part.degree)
-            update = self._updates[part.degree] * float(each.trainable[at].sum())
+            update = self._updates[part.degree] * float(op_bytes.trainable[at].sum())
             weights = self.costs.parameter_bytes.gradients(part.ops) if self.problem.weights != "flush" else 0.0
             known = self._known[part] = _Load(float(seconds[at].sum()), update, memory, weights)
         return known

@@ -101,7 +101,7 @@ class PartitionSearch:
                     fitting[at][position] = ranking.best.score(estimate)
                 elif ranking.best.score(estimate) <= _HOPELESS * ranking.best.ceiling:
                     missed[at][int(setting)] = estimate
-        best = {each for scores in fitting for each in sorted(scores, key=lambda at: scores[at])[:_RELAXED_SETTINGS]}
+        best = {kept for scores in fitting for kept in sorted(scores, key=lambda at: scores[at])[:_RELAXED_SETTINGS]}
         if best and len(wider) > 1:
             positions = np.array(sorted(best, key=lambda at: order[at]), dtype=np.intp)
             chosen = order[positions]
@@ -247,7 +247,7 @@ class PartitionSearch:
         near = _NEAR * ranking.best.score(best[0])
         if ranking.best.missed * _EXCLUDED < ranking.best.score(best[0]):
             return []
-        if not any(ranking.best.score(each) <= near and _is_chain(self.problem, each) for each in best):
+        if not any(ranking.best.score(estimate) <= near and _is_chain(self.problem, estimate) for estimate in best):
             return []
         table = DownsetTable.of(self.problem, self.costs, graph, Downsets.chain(graph))
         tail = [self.tail.part(self.problem)] if self.tail.ops else []
@@ -271,7 +271,7 @@ class PartitionSearch:
             reliefs = ["recomputes"] if self.problem.recompute == "full" else []
             reliefs += ["shards its state"] if self.problem.state != "whole" else []
             even = f", even if every stage {' and '.join(reliefs)}" if reliefs else ""
-            miss = min((ranking.best for ranking in self.rankings), key=lambda each: each.shortfall)
+            miss = min((ranking.best for ranking in self.rankings), key=lambda candidates: candidates.shortfall)
             raise Infeasible(
                 f"no partition of '{self.problem.graph.name}' over {len(self.problem.cluster.devices)} devices fits "
                 f"in memory{even}: the nearest misses by {format_bytes(miss.shortfall)} "

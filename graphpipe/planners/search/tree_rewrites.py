@@ -71,7 +71,7 @@ def _paired_branches(block: Parallel, shares: Mapping[str, float]) -> Parallel:
     count = max(2, sum(_share(branch, shares) > least for branch in lightest_last))
     groups = [[branch] for branch in block.branches if branch in lightest_last[:count]]
     for branch in lightest_last[count:]:
-        min(groups, key=lambda group: sum(_share(each, shares) for each in group)).append(branch)
+        min(groups, key=lambda group: sum(_share(other, shares) for other in group)).append(branch)
     together = [tuple(part for branch in group for part in paired(branch, shares).parts) for group in groups]
     return Parallel(tuple(Series(parts) for parts in together))
 

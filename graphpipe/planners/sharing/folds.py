@@ -64,7 +64,7 @@ def folded_plans(problem: Problem, options: Options, rounds: int, *, planner: st
     if tail.before is None or len(problem.cluster.types) > 1:
         return []
     plans: list[Plan] = []
-    for fold in sorted(_folds(problem, options, rounds, tail.before.order), key=lambda each: each.seconds):
+    for fold in sorted(_folds(problem, options, rounds, tail.before.order), key=lambda fold: fold.seconds):
         plan = _folded(problem, tail, fold, planner)
         if memory_shortfall(plan) <= 0:
             plans.append(plan)
@@ -78,7 +78,7 @@ def _folds(problem: Problem, options: Options, rounds: int, order: Sequence[str]
     costs = CostModel.of(problem.graph, problem.costs, problem.cluster)
     sizes = options.sizes(problem.batch_size)
     most = min(_MOST_STAGES, len(order)) // rounds
-    for teams in (each for each in range(1, min(devices, most) + 1) if devices % each == 0):
+    for teams in (count for count in range(1, min(devices, most) + 1) if devices % count == 0):
         for size in sizes:
             count, degree = problem.batch_size // size, devices // teams
             if size % degree == 0 and count <= _MOST_MICRO_BATCHES:
@@ -91,8 +91,8 @@ def _placements(
     problem: Problem, costs: CostModel, cuts: Sequence[tuple[str, ...]], teams: int, size: int
 ) -> Iterator[Fold]:
     degree, (kind,) = len(problem.cluster.devices) // teams, problem.cluster.types
-    each = np.sum(costs.seconds(kind, size / degree), axis=0)
-    work = [float(each[costs.positions(ops)].sum()) for ops in cuts]
+    op_seconds = np.sum(costs.seconds(kind, size / degree), axis=0)
+    work = [float(op_seconds[costs.positions(ops)].sum()) for ops in cuts]
     reduced = costs.op_bytes.trainable[costs.positions(cuts[0])].sum() * update_seconds_per_byte(problem, degree)
     for turns in (False, True) if teams > 1 else (False,):
         fold = Fold(cuts=tuple(cuts), teams=teams, micro_batch=size, turns=turns, seconds=0.0)

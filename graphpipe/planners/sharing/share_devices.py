@@ -78,14 +78,14 @@ def _with_one_more(problem: Problem, before: _Shared, options: Options) -> _Shar
         folds = _close(folds, seconds * _FAR, options)
     # A change at most doubles the stages of a device.
     again = [before.start] if most <= 2 * most_stages_per_device(before.start) else []
-    candidates = [*folds, *(rehosted(problem, each, options) for each in (*again, *folds[:1]))]
-    new = [each for each in candidates if most_stages_per_device(each) > 1 and each.stages not in before.seen]
+    candidates = [*folds, *(rehosted(problem, plan, options) for plan in (*again, *folds[:1]))]
+    new = [plan for plan in candidates if most_stages_per_device(plan) > 1 and plan.stages not in before.seen]
     shared = _close(new, seconds, options)
     if not shared:
         return before
     worth = _worth_a_schedule(before, shared, options)
     best = options.best([before.best, *_chosen(worth, options)])
-    seen = before.seen.union(each.stages for each in worth)
+    seen = before.seen.union(plan.stages for plan in worth)
     return _Shared(best=best, start=shared[0] if best is not before.best else before.start, seen=seen)
 
 
@@ -96,14 +96,14 @@ def _worth_a_schedule(before: _Shared, shared: Sequence[Plan], options: Options)
     gains = gains and seconds <= _NEAR * options.evaluate(before.best)
     sums = accumulate(map(task_count, shared))
     return [
-        each for each, tasks in zip(shared, sums, strict=True) if tasks <= _FEW_TASKS or (each is shared[0] and gains)
+        plan for plan, tasks in zip(shared, sums, strict=True) if tasks <= _FEW_TASKS or (plan is shared[0] and gains)
     ]
 
 
 def _close(plans: Sequence[Plan], seconds: float, options: Options) -> list[Plan]:
     """Return the plans that rank within a small factor of some seconds, the best first, and not more than are kept."""
     ranked: list[tuple[float, int]] = []
-    for least, number in sorted((least_step_seconds(each), number) for number, each in enumerate(plans)):
+    for least, number in sorted((least_step_seconds(plan), number) for number, plan in enumerate(plans)):
         limit = ranked[_KEPT - 1][0] if len(ranked) >= _KEPT else _CLOSE * seconds
         if least < limit and (rank := options.ranked(plans[number], limit)) < limit:
             ranked = sorted([*ranked, (rank, number)])

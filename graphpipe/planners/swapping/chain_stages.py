@@ -69,8 +69,8 @@ class ChainStages:
     def computed(self) -> Array:
         """[operators + 1]: seconds per micro-batch of the operators before each one, with their share of the update."""
         table = self.table
-        each = stage_seconds(table.problem, table.costs, self.micro_batch, self.degree)
-        return np.concatenate(([0.0], np.cumsum(each[self._at])))
+        seconds = stage_seconds(table.problem, table.costs, self.micro_batch, self.degree)
+        return np.concatenate(([0.0], np.cumsum(seconds[self._at])))
 
     @property
     def least_seconds(self) -> float:
@@ -87,15 +87,15 @@ class ChainStages:
     @cached_property
     def state(self) -> Array:
         """[operators + 1]: bytes of parameters, gradients and optimizer state of the operators before each one."""
-        each = self.table.costs.op_bytes.held(self.table.problem.state, self.degree)
-        return np.concatenate(([0.0], np.cumsum(each[self._at])))
+        held = self.table.costs.op_bytes.held(self.table.problem.state, self.degree)
+        return np.concatenate(([0.0], np.cumsum(held[self._at])))
 
     @cached_property
     def least_state(self) -> Array:
         """[operators + 1]: the same, with parameters that several operators share counted once."""
         table = self.table
-        each = table.costs.op_bytes
-        least = each.least_state if table.problem.state == "whole" else each.least_held(self.degree)
+        op_bytes = table.costs.op_bytes
+        least = op_bytes.least_state if table.problem.state == "whole" else op_bytes.least_held(self.degree)
         return np.concatenate(([0.0], np.cumsum(least[self._at])))
 
     def may_fit(self, first: int, last: int, count: int) -> bool:
@@ -109,8 +109,8 @@ class ChainStages:
     @cached_property
     def saved(self) -> Array:
         """[operators + 1]: bytes per sample that the operators before each one save."""
-        each = self.table.costs.op_bytes
-        return np.concatenate(([0.0], np.cumsum(each.saved_of(self.micro_batch / self.degree)[self._at])))
+        op_bytes = self.table.costs.op_bytes
+        return np.concatenate(([0.0], np.cumsum(op_bytes.saved_of(self.micro_batch / self.degree)[self._at])))
 
     @cached_property
     def _at(self) -> NDArray[np.intp]:
