@@ -65,13 +65,13 @@ def _not_asking(forward: Callable[..., object], argument: str, *args: object, **
 def _computed(module: nn.Module) -> Iterator[Tensor]:
     # The tensors that an earlier forward left in attributes, such as a recurrent state.
     for part in module.modules():
-        yield from (each for each in vars(part).values() if isinstance(each, Tensor) and not each.is_leaf)
+        yield from (value for value in vars(part).values() if isinstance(value, Tensor) and not value.is_leaf)
 
 
 def _already_there(module: nn.Module, path: str, *args: object, **kwargs: object) -> nn.Module:
     # `module.to(...)` in a forward, which must change nothing.
-    asked = [each.dtype if isinstance(each, Tensor) else each for each in (*args, *kwargs.values())]
-    (dtype,) = [each for each in asked if isinstance(each, torch.dtype)][:1] or (None,)
+    asked = [argument.dtype if isinstance(argument, Tensor) else argument for argument in (*args, *kwargs.values())]
+    (dtype,) = [dtype for dtype in asked if isinstance(dtype, torch.dtype)][:1] or (None,)
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if dtype is not None and tensor.is_floating_point() and tensor.dtype != dtype:
             what = f"a forward converts '{path}.{name}' from {tensor.dtype} to {dtype}"
@@ -89,7 +89,7 @@ def _number_attributes(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _numbers(held: Mapping[str, object]) -> dict[str, Tensor]:
-    return {name: each for name, each in held.items() if isinstance(each, Tensor) and _is_number(each)}
+    return {name: value for name, value in held.items() if isinstance(value, Tensor) and _is_number(value)}
 
 
 def _is_number(tensor: Tensor) -> bool:

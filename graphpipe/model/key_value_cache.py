@@ -13,5 +13,6 @@ def without_cache(module: nn.Module) -> dict[str, bool]:
     config = getattr(module, "config", None)
     configs = [config, *vars(config).values()] if hasattr(config, "__dict__") else []  # also those of its towers
     taken = inspect.signature(module.forward).parameters.values()
-    accepts = any(each.name == "use_cache" or each.kind == each.VAR_KEYWORD for each in taken)
-    return {"use_cache": False} if accepts and any(getattr(each, "use_cache", None) is True for each in configs) else {}
+    accepts = any(parameter.name == "use_cache" or parameter.kind == parameter.VAR_KEYWORD for parameter in taken)
+    wanted = any(getattr(config, "use_cache", None) is True for config in configs)
+    return {"use_cache": False} if accepts and wanted else {}

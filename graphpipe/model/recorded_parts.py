@@ -28,11 +28,11 @@ def _recorded(path: str, part: nn.Module, kind: Any) -> list[str]:
     # The submodules whose results are recorded: by class, or by the end of their path.
     wanted = getattr(kind, "target_class", kind)
     ending = kind if isinstance(kind, str) else getattr(kind, "class_name", None)
-    inside = {f"{path}.{name}" if path else name: each for name, each in part.named_modules()}
+    inside = {f"{path}.{name}" if path else name: inner for name, inner in part.named_modules()}
     return [
         name
-        for name, each in inside.items()
-        if (isinstance(wanted, type) and isinstance(each, wanted)) or (ending and name.endswith(ending))
+        for name, inner in inside.items()
+        if (isinstance(wanted, type) and isinstance(inner, wanted)) or (ending and name.endswith(ending))
     ]
 
 

@@ -185,7 +185,7 @@ class SampleLoops(TorchFunctionMode):
         try:
             result = func(*args, **(kwargs or {}))
         except TypeError as error:
-            if any(isinstance(each, OneSample) for each in flatten((args, kwargs))[0]):  # as a size, in ViLT
+            if any(isinstance(leaf, OneSample) for leaf in flatten((args, kwargs))[0]):  # as a size, in ViLT
                 raise _refused() from error
             raise
         if (func in _COMPARING and _is_zero(*args[1:])) or (func in _COUNTING and self._is_of_zeros(args[0])):
@@ -197,7 +197,7 @@ class SampleLoops(TorchFunctionMode):
         return self._is_of_zeros(index) and index.dim() == 1 and tensor.dim() > 2 and _is_over_samples(index)
 
     def _is_of_zeros(self, value: Any) -> bool:
-        return any(value is each for each in self.zeros)
+        return any(value is zero for zero in self.zeros)
 
 
 def _is_gather(input: Tensor, indices: Tensor, dim: int | None = None) -> bool:
@@ -250,14 +250,14 @@ def without_lists(forward: Callable[..., Any], wanted: Collection[str]) -> Calla
         if not isinstance(output, Mapping):
             return output
         entries: Mapping[Any, Any] = output
-        lists = [name for name, each in entries.items() if name not in wanted and _has_samples(each)]
-        return {name: each for name, each in entries.items() if name not in lists} if lists else output
+        lists = [name for name, value in entries.items() if name not in wanted and _has_samples(value)]
+        return {name: value for name, value in entries.items() if name not in lists} if lists else output
 
     return left
 
 
 def _has_samples(value: object) -> bool:
-    return any(isinstance(each, OneSample) for each in flatten(value)[0])
+    return any(isinstance(leaf, OneSample) for leaf in flatten(value)[0])
 
 
 def with_mode(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

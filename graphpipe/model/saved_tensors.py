@@ -51,13 +51,13 @@ def handle_saved_tensors(handler: SavedTensorHandler) -> Generator[None]:
 
     def save(tensor: Tensor) -> SavedTensor:
         saved = SavedTensor(tensor)
-        for each in handlers:
-            each.on_save(saved)
+        for handler in handlers:
+            handler.on_save(saved)
         return saved
 
     def read(saved: SavedTensor) -> Tensor:
-        for each in reversed(handlers):
-            each.on_read(saved)
+        for handler in reversed(handlers):
+            handler.on_read(saved)
         assert saved.tensor is not None, "a saved tensor was dropped and is read"
         return saved.tensor
 

@@ -59,10 +59,10 @@ def numbers_kept(root: nn.Module) -> Generator[None]:
     mode: Any = FakeTensorMode
     make = mode.from_tensor
     attributes = [
-        (vars(part), name, each)
+        (vars(part), name, value)
         for part in root.modules()
-        for name, each in vars(part).items()
-        if isinstance(each, FakeTensor) and each.constant is not None
+        for name, value in vars(part).items()
+        if isinstance(value, FakeTensor) and value.constant is not None
     ]
 
     def keeping(self: FakeTensorMode, tensor: Tensor, **options: Any) -> FakeTensor:
@@ -72,14 +72,14 @@ def numbers_kept(root: nn.Module) -> Generator[None]:
         return fake
 
     mode.from_tensor = keeping
-    for held, name, each in attributes:
-        held[name] = each.constant
+    for held, name, value in attributes:
+        held[name] = value.constant
     try:
         yield
     finally:
         mode.from_tensor = make
-        for held, name, each in attributes:
-            held[name] = each
+        for held, name, value in attributes:
+            held[name] = value
 
 
 def is_data_dependent(error: BaseException) -> bool:
@@ -149,12 +149,12 @@ def size_at(size: object, samples: int) -> int:
     return int(expression.subs(dict.fromkeys(expression.free_symbols, samples)))
 
 
-def guessed(number: float | torch.SymInt | torch.SymFloat, each: int) -> float:
+def guessed(number: float | torch.SymInt | torch.SymFloat, guess: int) -> float:
     """Return a number in which every size that depends on the values in a tensor counts as `each`."""
     if not isinstance(number, torch.SymInt | torch.SymFloat):
         return float(number)
     expression: Any = number.node.expr
-    return float(expression.subs(dict.fromkeys(expression.free_symbols, each)))
+    return float(expression.subs(dict.fromkeys(expression.free_symbols, guess)))
 
 
 def call_on_fake(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -246,10 +246,10 @@ def is_mutable(target: object) -> bool:
 def without_write(target: OpOverload) -> OpOverload | None:
     """Return the operator that returns what this one writes into its first argument; None if there is none."""
     namespace, _, name = target._schema.name.partition("::")
-    writes = [each.name for each in target._schema.arguments if each.alias_info is not None]
+    writes = [argument.name for argument in target._schema.arguments if argument.alias_info is not None]
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
     overload = getattr(packet, target._overloadname, None)
-    plain = name.endswith("_") and writes == [each.name for each in target._schema.arguments[:1]]
+    plain = name.endswith("_") and writes == [argument.name for argument in target._schema.arguments[:1]]
     return overload if plain and isinstance(overload, OpOverload) and not overload._schema.is_mutable else None
 
 

@@ -23,12 +23,12 @@ def compile_onnxruntime(module: fx.GraphModule, arguments: Sequence[Tensor]) -> 
     options: Any = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session: Any = onnxruntime.InferenceSession(content.getvalue(), options, providers=["CPUExecutionProvider"])
-    names = [each.name for each in session.get_inputs()]
+    names = [entry.name for entry in session.get_inputs()]
     structure = module(*arguments)
 
     def run(*values: Tensor) -> Any:
         given = {name: value.contiguous().numpy() for name, value in zip(names, values, strict=True)}
-        return _like(structure, iter([torch.from_numpy(each) for each in session.run(None, given)]))
+        return _like(structure, iter([torch.from_numpy(array) for array in session.run(None, given)]))
 
     return run
 
@@ -36,7 +36,7 @@ def compile_onnxruntime(module: fx.GraphModule, arguments: Sequence[Tensor]) -> 
 def _like(structure: Any, leaves: Any) -> Any:
     if isinstance(structure, Tensor):
         return next(leaves)
-    return tuple(_like(each, leaves) for each in structure)
+    return tuple(_like(part, leaves) for part in structure)
 
 
 def _missing() -> str:

@@ -28,7 +28,7 @@ def compile_openvino(module: fx.GraphModule, arguments: Sequence[Tensor]) -> Reg
     """Return a compiled model that shares memory with NumPy's arrays."""
     openvino: Any = import_module("openvino")
     tensors, structure = flatten(module(*arguments))
-    if not all(isinstance(each, Tensor) for each in tensors):
+    if not all(isinstance(tensor, Tensor) for tensor in tensors):
         raise TypeError("returns something else than tensors")
     converted: Any = openvino.convert_model(_Flat(module), example_input=tuple(arguments))
     settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}

@@ -125,7 +125,7 @@ class PlacedProgram:
             sent, output = region.run(known)
             known |= sent
             result = output if region.program.is_output else result
-        return {it.name: known[it.name] for each in self.sends.values() for it in each}, result
+        return {it.name: known[it.name] for specs in self.sends.values() for it in specs}, result
 
     def arrange(self, output: object) -> object:
         """See StageProgram."""

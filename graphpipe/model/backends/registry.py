@@ -16,7 +16,7 @@ from graphpipe.plugins import load_plugins, register_by_name
 ENTRY_POINTS = "graphpipe.backends"
 """Entry-point group through which an installed package registers a `Backend` for every process."""
 
-_BY_NAME = {each.name: each for each in (EAGER, INDUCTOR, ONNXRUNTIME, OPENVINO)}
+_BY_NAME = {backend.name: backend for backend in (EAGER, INDUCTOR, ONNXRUNTIME, OPENVINO)}
 BACKENDS: Mapping[str, Backend] = MappingProxyType(_BY_NAME)
 """All backends registered so far."""
 

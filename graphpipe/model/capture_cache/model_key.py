@@ -32,8 +32,8 @@ def model_key(module: nn.Module, inputs: tuple[Input, ...], origin: Origin) -> s
     try:
         held = forms.form(module)
         values = [
-            [name, forms.form({key: item for key, item in [*vars(each).items()] if key[:2] != "__"})]
-            for name, each in users.items()
+            [name, forms.form({key: item for key, item in [*vars(value).items()] if key[:2] != "__"})]
+            for name, value in users.items()
         ]
         sources = {path: _digest(content) for path, content in user_sources().items()}
         if "__main__" in forms.modules:
@@ -42,7 +42,7 @@ def model_key(module: nn.Module, inputs: tuple[Input, ...], origin: Origin) -> s
     except (InDoubt, RecursionError):
         return None
     versions = [platform.python_version(), torch.__version__, *_settings_of_torch()]
-    options = [[to_body(each) for each in inputs], to_body(origin)]
+    options = [[to_body(entry) for entry in inputs], to_body(origin)]
     return _digest(json.dumps([parts, versions, options]).encode())
 
 

@@ -102,7 +102,7 @@ def _beside(path: Path, node: ast.ImportFrom) -> Iterator[Path]:
     for candidate in (
         folder.with_suffix(".py"),
         folder / "__init__.py",
-        *(folder / f"{each.name}.py" for each in node.names),
+        *(folder / f"{alias.name}.py" for alias in node.names),
     ):
         if candidate.is_file():
             yield candidate

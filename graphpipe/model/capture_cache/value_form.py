@@ -90,7 +90,7 @@ class ValueForms:
             case partial():
                 return ["partial", self.form(value.func), self.form(value.args), self.form(value.keywords)]
             case property():
-                return ["property", *(self.form(each) for each in (value.fget, value.fset, value.fdel))]
+                return ["property", *(self.form(accessor) for accessor in (value.fget, value.fset, value.fdel))]
             case staticmethod() | classmethod():
                 return [type(value).__name__, self.form(value.__func__)]
             case _ if isinstance(value, _CACHED):
@@ -113,8 +113,8 @@ class ValueForms:
         numbers = number_buffers(module)
         own = {name: item for name, item in vars(module).items() if name != "_buffers"}
         buffers = [
-            [name, _tensor(each, contents=name in numbers) if isinstance(each, Tensor) else None]
-            for name, each in own_buffers(module).items()
+            [name, _tensor(buffer, contents=name in numbers) if isinstance(buffer, Tensor) else None]
+            for name, buffer in own_buffers(module).items()
         ]
         return [self._items(own), buffers]
 
@@ -164,7 +164,7 @@ class ValueForms:
         return [
             f"{function.__module__}.{function.__qualname__}",
             _code(function.__code__),
-            *(self.form(each) for each in (function.__defaults__, function.__kwdefaults__, cells)),
+            *(self.form(part) for part in (function.__defaults__, function.__kwdefaults__, cells)),
             self._items(self._globals(function)),
         ]
 
@@ -202,12 +202,12 @@ def _content(cell: types.CellType) -> object:
 
 
 def _code(code: types.CodeType) -> object:
-    constants = [_code(each) if isinstance(each, types.CodeType) else repr(each) for each in code.co_consts]
+    constants = [_code(item) if isinstance(item, types.CodeType) else repr(item) for item in code.co_consts]
     return [code.co_code.hex(), constants, list(code.co_names), list(code.co_varnames), list(code.co_freevars)]
 
 
 def _names(code: types.CodeType) -> set[str]:
-    inner = [_names(each) for each in code.co_consts if isinstance(each, types.CodeType)]
+    inner = [_names(item) for item in code.co_consts if isinstance(item, types.CodeType)]
     return {*code.co_names}.union(*inner)
 
 

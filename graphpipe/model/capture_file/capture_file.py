@@ -151,23 +151,23 @@ def _record(node: fx.Node, captured: Captured) -> _NodeRecord:
 def _nodes(record: _CaptureRecord, where: str) -> dict[str, fx.Node]:
     graph = fx.Graph()
     nodes: dict[str, fx.Node] = {}
-    for each in record.nodes:
-        target = decode_target(each.op, each.target, where)
-        args, kwargs = decode(each.args, nodes, where), decode(each.kwargs, nodes, where)
-        node = graph.create_node(each.op, target, args, kwargs, name=each.name)
-        if node.name != each.name:
-            raise InvalidInput(f"two nodes are named '{each.name}'", where=where)
-        node.meta["owner"] = each.owner
-        if each.written_by is not None:
-            node.meta["written_by"] = each.written_by
-        nodes[each.name] = node
+    for entry in record.nodes:
+        target = decode_target(entry.op, entry.target, where)
+        args, kwargs = decode(entry.args, nodes, where), decode(entry.kwargs, nodes, where)
+        node = graph.create_node(entry.op, target, args, kwargs, name=entry.name)
+        if node.name != entry.name:
+            raise InvalidInput(f"two nodes are named '{entry.name}'", where=where)
+        node.meta["owner"] = entry.owner
+        if entry.written_by is not None:
+            node.meta["written_by"] = entry.written_by
+        nodes[entry.name] = node
     return nodes
 
 
 def _captured(
     record: _CaptureRecord, graph: Graph, nodes: Mapping[str, fx.Node], constants: dict[str, Tensor], where: str
 ) -> Captured:
-    by_node = {nodes[each.name]: each for each in record.nodes}
+    by_node = {nodes[entry.name]: entry for entry in record.nodes}
     try:
         groups = {op: tuple(nodes[name] for name in names) for op, names in record.groups.items()}
         inputs = {name: nodes[node] for name, node in record.inputs.items()}
@@ -185,16 +185,16 @@ def _captured(
             else None,
         ),
         values=CrossingValues(
-            duplicated=frozenset(node for node, each in by_node.items() if each.duplicated),
-            crossing=frozenset(node for node, each in by_node.items() if each.crossing),
+            duplicated=frozenset(node for node, entry in by_node.items() if entry.duplicated),
+            crossing=frozenset(node for node, entry in by_node.items() if entry.crossing),
         ),
         readings={
             node: Reading(
-                sample_shape=each.sample_shape,
-                dtype=decode(each.dtype, nodes, where),
-                requires_grad=each.requires_grad,
+                sample_shape=entry.sample_shape,
+                dtype=decode(entry.dtype, nodes, where),
+                requires_grad=entry.requires_grad,
             )
-            for node, each in by_node.items()
+            for node, entry in by_node.items()
         },
         nodes=groups,
     )

@@ -79,7 +79,7 @@ def zoo_model(name: str, *, device: str | None = None, **options: int) -> ZooMod
     base = name.removesuffix("-small").removesuffix(":small")
     small = base != name
     if base not in ZOO:
-        known = [*ZOO, *(f"{each}-small" for each in ZOO)]
+        known = [*ZOO, *(f"{model}-small" for model in ZOO)]
         raise InvalidInput(f"'{name}' is not a model of the zoo", remedy=nearest(name, known))
     entry = ZOO[base]
     shape = _with_options(name, entry.small if small else entry.paper, options)

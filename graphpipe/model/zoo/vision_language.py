@@ -170,7 +170,7 @@ class _Captions:
         task = classify_images(classes, self.shape.pixels)
         drawn = [task(generator, self.shape.images) for _ in range(samples)]
         pixels = torch.stack([inputs["pixels"] for inputs, _ in drawn])
-        labels = torch.stack([each[:1] for _, each in drawn])
+        labels = torch.stack([rows[:1] for _, rows in drawn])
         text = (labels + torch.arange(self.shape.sequence)) % self.shape.vocabulary
         tokens = torch.cat((torch.zeros(samples, 1, dtype=torch.int64), text[:, :-1]), dim=1)
         return {"pixels": pixels, "tokens": tokens}, text
