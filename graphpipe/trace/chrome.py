@@ -88,10 +88,9 @@ def _arrow(name: str, process: int, tail: tuple[int, Span], head: tuple[int, Spa
     (from_thread, send), (to_thread, receive) = tail, head
     start = send.start_seconds
     end = min(max(start, receive.start_seconds), receive.end_seconds)
-    common: Event = {"id": name, "cat": "transfer"}
     return [
-        _event("s", "transfer", process, from_thread, ts=min(start, end) * 1e6, **common),
-        _event("f", "transfer", process, to_thread, ts=end * 1e6, bp="e", **common),
+        _event("s", "transfer", process, from_thread, ts=min(start, end) * 1e6, id=name, cat="transfer"),
+        _event("f", "transfer", process, to_thread, ts=end * 1e6, bp="e", id=name, cat="transfer"),
     ]
 
 
