@@ -36,16 +36,17 @@ def with_copies(plan: Plan, order: Sequence[tuple[int, Action]]) -> list[tuple[i
     for device, listed in tasks.items():
         for at in copied(plan, listed):
             previous, task = listed[at - 1], listed[at]
-            what, neighbour = (task.stage, task.micro_batch), plan.stages[task.stage].neighbour(device)
-            out: list[tuple[int, Action]] = [(device, Offload(*what))]
-            back: list[tuple[int, Action]] = [(device, Fetch(*what))]
+            stage, micro_batch, neighbour = task.stage, task.micro_batch, plan.stages[task.stage].neighbour(device)
+            forward = StageTask("F", stage, micro_batch)
+            out: list[tuple[int, Action]] = [(device, Offload(stage, micro_batch))]
+            back: list[tuple[int, Action]] = [(device, Fetch(stage, micro_batch))]
             if neighbour is not None:
-                out.append((neighbour, ReceiveOffloaded(*what, device)))
-                back.append((neighbour, SendOffloaded(*what, device)))
-            if neighbour is not None and (sent := last.get((device, StageTask("F", *what)))) is not None:
+                out.append((neighbour, ReceiveOffloaded(stage, micro_batch, device)))
+                back.append((neighbour, SendOffloaded(stage, micro_batch, device)))
+            if neighbour is not None and (sent := last.get((device, forward))) is not None:
                 later[sent + 1] = out  # The receive stands right after the send.
             else:
-                after[device, StageTask("F", *what)] = out
+                after[device, forward] = out
             before.setdefault((device, previous), []).extend(back)
     actions: list[tuple[int, Action]] = []
     for at, (device, action) in enumerate(order):

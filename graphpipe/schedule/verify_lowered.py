@@ -189,13 +189,13 @@ def _needed(plan: Plan, edge: int, back: Collection[int], whole: set[StageTask],
     for begin, end in zip(begins, [*begins[1:], total], strict=True):
         (here, first), (there, second) = owners[begin]
         samples = SampleRange(begin, end)
-        forward = StageTask("F", source, first), StageTask("F", target, second)
+        sent, read = StageTask("F", source, first), StageTask("F", target, second)
         apart = here != there
-        yield Transfer(edge, "forward", here, there, samples, *forward, tuple(there_too) if apart else ())
+        yield Transfer(edge, "forward", here, there, samples, sent, read, tuple(there_too) if apart else ())
         if edge in back:
-            ends = _back(target, second, whole), _back(source, first, whole)
+            sent, read = _back(target, second, whole), _back(source, first, whole)
             summed = tuple(n for n in there_too if _leads(plan, back, plan.edges[n].target, target)) if apart else ()
-            yield Transfer(edge, "backward", there, here, samples, *ends, summed)
+            yield Transfer(edge, "backward", there, here, samples, sent, read, summed)
 
 
 def _brought(plan: Plan, edge: int) -> list[int]:
