@@ -157,7 +157,7 @@ class Activities:
         root, *_ = self.plan.stages[0].devices
         others = [device for device in self.plan.used_devices if device != root]
         handling = [2 * self.plan.cost_model.message_seconds(0, root, device) for device in others]
-        given = [self._handle(*work, self._ended(work[0])) for work in zip(others, handling, strict=True)]
+        given = [self._handle(other, work, self._ended(other)) for other, work in zip(others, handling, strict=True)]
         summed = self._handle(root, sum(handling), given + self._ended(root))
         for device in others:
             self._last[device] = summed

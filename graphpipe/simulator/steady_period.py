@@ -138,7 +138,7 @@ def timed_tasks(plan: Plan, schedule: Schedule) -> Sequence[TimedTask]:
             return [timed for line, ends in enumerate(times.ends) for timed in _on_line(period, line, ends)]
     verify(plan, schedule)  # Its error names the tasks that deadlock.
     return [
-        TimedTask(*what, when.end, when.end - when.start)
+        TimedTask(what[0], what[1], when.end, when.end - when.start)
         for what, when in happen_lowered(plan, lower(plan, schedule))
         if isinstance(what, tuple)
     ]
