@@ -41,7 +41,7 @@ def memory_choices(plan: Plan) -> MemoryChoices | None:
         return None
     keeping = replace(plan, stages=tuple(stage.keeping for stage in plan.stages))
     return MemoryChoices(
-        stages=tuple(_choice(plan, *pair) for pair in zip(plan.stages, keeping.stages, strict=True)),
+        stages=tuple(_choice(plan, stage, whole) for stage, whole in zip(plan.stages, keeping.stages, strict=True)),
         step_seconds=step_seconds(plan),
         keeping_seconds=step_seconds(keeping),
     )

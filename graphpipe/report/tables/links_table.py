@@ -7,8 +7,11 @@ from graphpipe.report.tables.styled_table import Column, FittingTable
 from graphpipe.units import format_bytes, format_seconds
 
 COLUMNS = (
-    *(Column(heading="ranks", right=False), Column(heading="hosts", right=False, spare=1)),
-    *(Column(heading="latency"), Column(heading="bandwidth"), Column(heading="work per message")),
+    Column(heading="ranks", right=False),
+    Column(heading="hosts", right=False, spare=1),
+    Column(heading="latency"),
+    Column(heading="bandwidth"),
+    Column(heading="work per message"),
     Column(heading="work per MB"),
 )
 
