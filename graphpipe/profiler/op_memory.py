@@ -86,7 +86,7 @@ def _through(bytes_by_samples: Mapping[int, int]) -> Curve:
     points = [*bytes_by_samples.items()]
     if len(points) < 2:
         return Curve(lines=tuple((0.0, count / samples) for samples, count in points if count))
-    lines = dict.fromkeys(_line(*pair) for pair in pairwise(points))
+    lines = dict.fromkeys(_line(first, last) for first, last in pairwise(points))
     return Curve(lines=tuple(line for line in lines if any(line)))
 
 

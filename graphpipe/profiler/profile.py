@@ -147,8 +147,9 @@ def _with_memory(
         if run.signature not in known_temporaries:
             row = known.row(run)
             measured, work = row.temporaries if row else None, graph[run.op].work
-            saved = work.saved_bytes_per_sample, work.saved_bytes_per_forward
-            known_temporaries[run.signature] = measured or temporaries(run, batch_sizes, *saved)
+            known_temporaries[run.signature] = measured or temporaries(
+                run, batch_sizes, work.saved_bytes_per_sample, work.saved_bytes_per_forward
+            )
         memory[run.op] = known_temporaries[run.signature]
         if len(samples) < _MOST_SAMPLE_RUNS and all(run.signature != sample.signature for sample in samples):
             samples.append(run)
