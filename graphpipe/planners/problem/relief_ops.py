@@ -128,7 +128,8 @@ class StageOps:
 def copy_seconds(plan: Plan, stage: Stage) -> float:
     """Return the seconds in which the slowest device of a stage copies a byte to where it is offloaded, or back."""
     if stage.offload_to:
-        return max(plan.cluster.seconds_per_byte(*pair) for pair in zip(stage.devices, stage.offload_to, strict=True))
+        pairs = zip(stage.devices, stage.offload_to, strict=True)
+        return max(plan.cluster.seconds_per_byte(device, neighbour) for device, neighbour in pairs)
     return max(plan.cost_model.copy_seconds(1.0, device) for device in stage.devices)
 
 

@@ -193,10 +193,11 @@ class PartitionEstimator:
     def _load(self, part: Part) -> "_Load":
         """Return the summed load of a part's operators, cached because most parts are in many partitions."""
         if (known := self._known.get(part)) is None:
-            key = part.micro_batch, part.degree
+            key = size, degree = part.micro_batch, part.degree
             samples, op_bytes = part.micro_batch / part.degree, self.costs.op_bytes
             if key not in self._op_figures:
-                self._op_figures[key] = stage_seconds(self.problem, self.costs, *key), op_bytes.saved_of(samples)
+                seconds = stage_seconds(self.problem, self.costs, size, degree)
+                self._op_figures[key] = seconds, op_bytes.saved_of(samples)
             at, (seconds, saved) = self.costs.positions(part.ops), self._op_figures[key]
             memory = StageMemory.summed(
                 self.costs.parameter_bytes.held(part.ops, part.state, part.degree),

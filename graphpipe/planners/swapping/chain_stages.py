@@ -159,7 +159,7 @@ class ChainStages:
 
     def all_priced(self, cuts: Sequence[int]) -> list[PricedStage]:
         """Return the stages between cuts, the first of which is 0 and the last the number of operators."""
-        return [self.priced(*ends, at) for at, ends in enumerate(pairwise(cuts))]
+        return [self.priced(start, stop, at) for at, (start, stop) in enumerate(pairwise(cuts))]
 
 
 FindChain = Callable[[ChainStages], Sequence[PricedStage] | None]
