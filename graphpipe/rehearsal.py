@@ -9,7 +9,7 @@ from graphpipe.run.rehearse.rehearse import rehearse
 from graphpipe.run.rehearse.scaled_plan import Limits, changes, scaled_plan, smallest_feasible_scale
 from graphpipe.schedule import Schedule
 from graphpipe.schedule.schedulers.registry import build_schedule
-from graphpipe.schedule.segments.segment import build_segment
+from graphpipe.schedule.segments.build_segment import build_segment
 from graphpipe.simulator import predict
 from graphpipe.simulator.simulate import shown_mini_batches, simulate
 from graphpipe.simulator.step_loads import DRAWN_STEPS, draw_loads

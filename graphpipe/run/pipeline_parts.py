@@ -38,7 +38,7 @@ from graphpipe.run.worker.worker import StageWorker
 from graphpipe.schedule import LoweredSchedule, Schedule
 from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedulers.registry import build_schedule
-from graphpipe.schedule.segments.segment import build_segment
+from graphpipe.schedule.segments.build_segment import build_segment
 from graphpipe.schedule.verify_lowered import verify_lowered
 from graphpipe.user_frames import warn_user
 

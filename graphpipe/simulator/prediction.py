@@ -10,8 +10,8 @@ from graphpipe.schedule import Schedule, StageTask
 from graphpipe.schedule.list_scheduling.plan_work import hosted_stages
 from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedulers.registry import build_schedule
+from graphpipe.schedule.segments.build_segment import build_segment
 from graphpipe.schedule.segments.planned_versions import with_policy
-from graphpipe.schedule.segments.segment import build_segment
 from graphpipe.simulator.critical_path import applies, critical_path, schedule_times, step_end
 from graphpipe.simulator.drawn_steps import DrawnSteps
 from graphpipe.simulator.lines.copy_lanes import CopyLanes

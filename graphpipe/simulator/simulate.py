@@ -6,8 +6,8 @@ from graphpipe.plans import Plan
 from graphpipe.schedule import LoweredSchedule, Reduce, ReduceTied, Schedule, Transfer
 from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedulers.registry import build_schedule
+from graphpipe.schedule.segments.build_segment import build_segment
 from graphpipe.schedule.segments.planned_versions import delays
-from graphpipe.schedule.segments.segment import build_segment
 from graphpipe.schedule.verify import verify
 from graphpipe.simulator.activities import (
     Activities,

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from graphpipe.plans import Plan
 from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedule import Schedule, StageTask
+from graphpipe.schedule.segments.build_segment import build_unverified_segment
 from graphpipe.schedule.segments.planned_versions import delays
-from graphpipe.schedule.segments.segment import build_unverified_segment
 from graphpipe.schedule.verify import verify
 from graphpipe.simulator.critical_path import applies
 from graphpipe.simulator.lines.line_times import line_times

@@ -30,7 +30,7 @@ from graphpipe.schedule.deadlock import find_deadlock
 from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedule import StageTask
 from graphpipe.schedule.schedulers.registry import SCHEDULERS, build_schedule
-from graphpipe.schedule.segments.segment import build_segment
+from graphpipe.schedule.segments.build_segment import build_segment
 from graphpipe.schedule.verify_lowered import verify_lowered
 
 

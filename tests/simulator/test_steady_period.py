@@ -12,8 +12,8 @@ from graphpipe.cluster import Link
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.plans.stage import WeightPolicy
+from graphpipe.schedule.segments.build_segment import build_segment
 from graphpipe.schedule.segments.planned_versions import with_policy
-from graphpipe.schedule.segments.segment import build_segment
 from graphpipe.simulator import predict, step_seconds
 from graphpipe.simulator.simulate import simulate
 from graphpipe.simulator.steady_period import steady_state, timed_tasks

@@ -1,7 +1,7 @@
 """Which weights the tasks of a segment without flushes read."""
 
 from graphpipe.plans import Plan
-from graphpipe.schedule.segments.segment import build_unverified_segment
+from graphpipe.schedule.segments.build_segment import build_unverified_segment
 from graphpipe.schedule.segments.weight_versions import WeightRead, WeightReads, weight_reads
 from graphpipe.trace import Trace
 

@@ -20,7 +20,7 @@ from graphpipe.schedule import (
 from graphpipe.schedule.actions import Action
 from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedulers.registry import build_schedule
-from graphpipe.schedule.segments.segment import build_segment
+from graphpipe.schedule.segments.build_segment import build_segment
 
 
 def check_faults(

@@ -33,7 +33,7 @@ from graphpipe.run.worker.step_run import run_step
 from graphpipe.run.worker.worker import StageWorker
 from graphpipe.schedule import LoweredSchedule
 from graphpipe.schedule.lower import lower
-from graphpipe.schedule.segments.segment import build_segment
+from graphpipe.schedule.segments.build_segment import build_segment
 from graphpipe.schedule.segments.weight_versions import WeightReads, weight_reads
 from graphpipe.schedule.verify_lowered import verify_lowered
 

@@ -23,8 +23,8 @@ from graphpipe.plans import Plan
 from graphpipe.plans.stage import Predictor, WeightPolicy
 from graphpipe.profiler.effort import Effort
 from graphpipe.profiler.profile import profile
+from graphpipe.schedule.segments.build_segment import build_segment
 from graphpipe.schedule.segments.planned_versions import with_policy
-from graphpipe.schedule.segments.segment import build_segment
 from graphpipe.simulator.simulate import simulate
 
 CUTS = (("layers.0.*", "layers.1.*"), ("layers.2.*", "layers.3.*", "head*"))

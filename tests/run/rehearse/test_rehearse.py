@@ -22,8 +22,8 @@ from graphpipe.plans import Plan
 from graphpipe.run.rehearse.rehearse import rehearse
 from graphpipe.run.rehearse.scaled_plan import LEAST_TASK_SECONDS, Limits, changes, scaled_plan, smallest_feasible_scale
 from graphpipe.schedule.schedulers.registry import build_schedule
+from graphpipe.schedule.segments.build_segment import build_segment
 from graphpipe.schedule.segments.planned_versions import with_policy
-from graphpipe.schedule.segments.segment import build_segment
 from graphpipe.simulator.simulate import simulate
 from graphpipe.trace import Trace
 

@@ -14,8 +14,8 @@ from graphpipe.plans.stage import Predictor, WeightPolicy
 from graphpipe.schedule import Compute, Reduce, Schedule, StageTask
 from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedulers.registry import build_schedule
+from graphpipe.schedule.segments.build_segment import build_segment
 from graphpipe.schedule.segments.planned_versions import delays, with_policy
-from graphpipe.schedule.segments.segment import build_segment
 from graphpipe.schedule.segments.verify_versions import verify_versions
 from graphpipe.schedule.segments.weight_versions import WeightRead, weight_reads
 from graphpipe.schedule.verify import verify
