@@ -4,7 +4,7 @@ import plotly.graph_objects as go
 
 from graphpipe.plans import Plan
 from graphpipe.report.figures.figure import Figure
-from graphpipe.report.figures.layers import layered
+from graphpipe.report.figures.layered import layered
 from graphpipe.report.figures.palette import stage_colour
 from graphpipe.units import format_bytes
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from graphpipe.plans import Plan
 from graphpipe.plans.stage import StageEdge
 from graphpipe.report.content.stage_contents import stage_contents
-from graphpipe.report.figures.layers import layered
+from graphpipe.report.figures.layered import layered
 from graphpipe.units import format_bytes, format_seconds
 
 HALF_WIDTH, HALF_HEIGHT = 0.46, 0.32

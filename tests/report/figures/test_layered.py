@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphpipe.report.figures.layers import layered
+from graphpipe.report.figures.layered import layered
 
 
 @st.composite
