@@ -18,7 +18,7 @@ from graphpipe.planners.gradients_apart import layers_of, longest_first, place_g
 from graphpipe.schedule.gradient_tasks.layer_tasks import LayerTasks
 from graphpipe.schedule.gradient_tasks.rounds import Rounds
 from graphpipe.simulator import step_seconds
-from graphpipe.simulator.rounds.round_seconds import round_seconds
+from graphpipe.simulator.round_seconds import round_seconds
 
 PROCESSORS = (7, 8, 9)
 PUBLISHED = {"vgg-16": (1.20, 1.38, 1.60), "resnet-50": (1.16, 1.05, 1.11)}

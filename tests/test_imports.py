@@ -42,7 +42,7 @@ ROOMS = (
         "model/own_loss",
         "model/zoo",
     ),
-    *("simulator/lines", "simulator", "simulator/rounds"),
+    *("simulator/lines", "simulator"),
     *(
         "planners/problem",
         "planners/inference",

@@ -20,7 +20,7 @@ from graphpipe.schedule.gradient_tasks.layer_tasks import LayerTask, LayerTasks
 from graphpipe.schedule.gradient_tasks.rounds import Rounds
 from graphpipe.schedule.gradient_tasks.verify_rounds import verify_rounds
 from graphpipe.simulator.critical_path import overlaps
-from graphpipe.simulator.rounds.round_seconds import round_seconds
+from graphpipe.simulator.round_seconds import round_seconds
 
 _LEAST_GAIN = 1e-9
 _MOST_CHANGES = 200

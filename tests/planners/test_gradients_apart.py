@@ -13,7 +13,7 @@ from graphpipe.schedule.gradient_tasks.layer_tasks import LayerTask, LayerTasks
 from graphpipe.schedule.gradient_tasks.rounds import Rounds
 from graphpipe.schedule.gradient_tasks.verify_rounds import verify_rounds
 from graphpipe.simulator import step_seconds
-from graphpipe.simulator.rounds.round_seconds import round_seconds
+from graphpipe.simulator.round_seconds import round_seconds
 
 
 def tasks_of(plan: Plan) -> LayerTasks:

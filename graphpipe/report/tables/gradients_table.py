@@ -4,7 +4,7 @@ from typing import Any
 
 from graphpipe.report.tables.styled_table import Column, FittingTable
 from graphpipe.schedule.gradient_tasks.rounds import Rounds
-from graphpipe.simulator.rounds.round_seconds import round_seconds
+from graphpipe.simulator.round_seconds import round_seconds
 from graphpipe.units import format_bytes, format_seconds
 
 _HEADINGS = ("forwards", "input gradients", "weight gradients")
