@@ -52,7 +52,7 @@ class Op:
     name: str
     kind: str = "module"
     parameters: tuple[str, ...] = ()
-    """Fully qualified parameter names, as in the user's module."""
+    """Fully qualified names of the parameters, as in the user's module."""
     parameter_bytes: float = 0.0
     output_bytes_per_sample: float = 0.0
     work: Work = field(default_factory=Work)
@@ -147,7 +147,7 @@ class Origin:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     method: str
-    """`export` (torch.export) or `declared` (one operator per submodule of a DagModule)."""
+    """How the model was captured: `export` (torch.export) or `declared` (one operator per submodule of a DagModule)."""
     split: tuple[str, ...] = ()
     """Submodules whose own operators were split out."""
     opaque: tuple[str, ...] = ()

@@ -90,7 +90,7 @@ class Activities:
     _lanes: dict[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
     """The last copy between each device and its node in each direction."""
     _offloaded: dict[tuple[int, int], list[int]] = field(default_factory=dict[tuple[int, int], list[int]])
-    """By device and stage: the copies to the node, in order."""
+    """The copies out of a device, in order, by device and stage."""
     _fetched: dict[tuple[int, StageTask], int] = field(default_factory=dict[tuple[int, StageTask], int])
     """The copy that a backward waits for."""
 

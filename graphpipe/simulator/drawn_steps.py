@@ -27,7 +27,7 @@ class DrawnSteps:
     plan: Plan
     activities: Activities
     seconds: Array
-    """Seconds of every activity in every step: [activities, steps]."""
+    """[activities, steps]: seconds of every activity."""
 
     @staticmethod
     def of(plan: Plan, lowered: LoweredSchedule) -> "DrawnSteps":

@@ -23,9 +23,10 @@ class ChainProblem:
     """The input of the dynamic programme, for L operators in order and K kinds of devices."""
 
     seconds: Sequence[Array]
-    """By kind, (L + 1) x (L + 1): seconds of [i, j) on such a device; infinite where it does not fit in memory."""
+    """[kinds, L + 1, L + 1]: seconds of the interval [i, j) on such a device; infinite where it does not fit in
+    memory."""
     messages: Array
-    """Seconds of the message at a cut, by the kinds of its sender and receiver: K x K x (L + 1)."""
+    """[kinds, kinds, L + 1]: seconds of the message at a cut, by the kinds of its sender and receiver."""
     counts: Sequence[int]
     """Number of devices of each kind."""
 

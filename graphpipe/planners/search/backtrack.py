@@ -19,9 +19,9 @@ class WalkStep:
 
     before: Shares
     fits: Mask
-    """Where the open stage can close: [degrees, devices + 1, settings, targets]."""
+    """[degrees, devices + 1, settings, targets]: whether the open stage can close here."""
     closed: Mask
-    """Where everything before fits on m devices: [devices + 1, settings, targets]."""
+    """[devices + 1, settings, targets]: whether everything before fits on m devices."""
     riding: Shares | None = None
     """The loads with the whole block in the open stage, if the block is parallel."""
     branches: tuple["Walk", ...] = ()

@@ -24,7 +24,7 @@ class Coarsening:
     largest_share: float
     """The largest share of a run."""
     cuts: Mapping[int, tuple[float, ...]]
-    """Of every series of the tree, by `id`, see `tree_rewrites.cut_bytes`."""
+    """Bytes that cross between the parts of every series of the tree, by its `id`, see `tree_rewrites.cut_bytes`."""
     merged_cuts: dict[int, tuple[float, ...]]
     runs: dict[str, tuple[str, ...]]
 

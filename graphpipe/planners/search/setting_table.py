@@ -36,9 +36,9 @@ class SettingTable:
     sizes: NDArray[np.int64]
     """[settings]: micro-batch sizes."""
     seconds: Array
-    """Stage time of operators, see `RelativeLoads`: [operators, settings, degrees]."""
+    """[operators, settings, degrees]: stage time of operators, see `RelativeLoads`."""
     cut_seconds_per_byte: Array
-    """Seconds to send a byte per sample out of a stage, see `RelativeLoads`: [settings, degrees]."""
+    """[settings, degrees]: seconds to send a byte per sample out of a stage, see `RelativeLoads`."""
 
     @staticmethod
     def of(problem: Problem, costs: CostModel, unit: int, sizes: list[int], ops: frozenset[str]) -> "SettingTable":
