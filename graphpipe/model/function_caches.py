@@ -64,13 +64,14 @@ def _in_place(put: Callable[[Any], None], value: Any, seen: set[int]) -> Iterato
         yield put, value, bare if function is value else type(value)(bare)
     # A function with a cache that another function is wrapped around, as transformers does.
     for cell in (function.__closure__ or ()) if isinstance(function, FunctionType) else ():
-        if id(cell) not in seen and isinstance(cached := _content(cell), _CACHED):
+        if id(cell) not in seen and isinstance(cached := content(cell), _CACHED):
             seen.add(id(cell))
             yield partial(setattr, cell, "cell_contents"), cached, cached.__wrapped__
 
 
-def _content(cell: CellType) -> object:
+def content(cell: CellType) -> object:
+    """Return what a cell of a closure holds; None if the variable has no value yet."""
     try:
         return cell.cell_contents
-    except ValueError:  # empty
+    except ValueError:
         return None

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.model.fake_copy import number_buffers
+from graphpipe.model.function_caches import content
 from graphpipe.model.torch_private import own_buffers
 
 MOST_VALUES = 500_000
@@ -160,7 +161,7 @@ class ValueForms:
 
     def _function(self, function: types.FunctionType) -> object:
         self.modules.add(function.__module__)
-        cells = [_content(cell) for cell in function.__closure__ or ()]
+        cells = [content(cell) for cell in function.__closure__ or ()]
         return [
             f"{function.__module__}.{function.__qualname__}",
             _code(function.__code__),
@@ -192,13 +193,6 @@ def _counts(name: str, member: object) -> bool:
 def _slots(kind: type) -> Sequence[str]:
     slots = vars(kind).get("__slots__", ())
     return (slots,) if isinstance(slots, str) else tuple(slots)
-
-
-def _content(cell: types.CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # a variable that has no value yet
-        return None
 
 
 def _code(code: types.CodeType) -> object:
