@@ -148,7 +148,7 @@ class OpBytes:
 
     @cached_property
     def returned_gradient(self) -> dict[str, float]:
-        """By operator: bytes per sample of the gradient of those outputs that other operators read."""
+        """Bytes per sample of the gradient of those outputs of an operator that others read, by operator."""
         largest: dict[tuple[str, str], float] = {}
         for read in self.graph.reads:
             if read.value not in self.graph.one_way:

@@ -43,7 +43,7 @@ class LifeNotes:
 
     @property
     def is_done(self) -> bool:
-        """True once the work is done."""
+        """Whether the work is done."""
         return self._path("done").exists()
 
     def _write(self, name: str, text: str) -> None:

@@ -47,7 +47,7 @@ class StageProgram(Protocol):
 
     @property
     def is_output(self) -> bool:
-        """True for the only stage that returns the model's output."""
+        """Whether this is the only stage that returns the model's output."""
         ...
 
     @property

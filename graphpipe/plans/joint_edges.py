@@ -16,7 +16,7 @@ NONE: tuple[int, ...] = ()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JointEdges:
-    """By position in `Plan.edges`: the earlier edges that carry values of this edge. Empty for most plans."""
+    """The earlier edges that carry values of an edge, by its position in `Plan.edges`. Empty for most plans."""
 
     outputs: Mapping[int, tuple[int, ...]]
     """The edges that bring values to the devices, where the target takes them."""

@@ -93,12 +93,12 @@ class Plan:
 
     @cached_property
     def whole_values(self) -> list[dict[tuple[str, str], float]]:
-        """By edge: the values that it carries, by operator and name, with the bytes per sample."""
+        """The values that each edge carries, by operator and name, with the bytes per sample."""
         return whole_values(self.graph, self.stages, self.edges)
 
     @cached_property
     def one_way_bytes(self) -> list[float]:
-        """By edge: the bytes per sample of its values that get no gradient."""
+        """The bytes per sample of each edge's values that get no gradient."""
         return one_way_bytes(self.graph, self.stages, self.edges)
 
     def sent_bytes(self, edge: int, without: tuple[int, ...] = NONE, *, backward: bool = False) -> float:

@@ -13,8 +13,8 @@ from graphpipe.schedule.actions import Compute, LoweredSchedule, Send, Transfer
 from graphpipe.schedule.schedule import StageTask
 
 AcknowledgedSends = Mapping[tuple[int, StageTask], Sequence[Transfer]]
-"""By device and task of a rank: the messages of this rank that have arrived elsewhere when the task can begin, or that
-it waits for in an evaluation."""
+"""Messages of a rank that have arrived elsewhere when a task of its devices can begin, or that the task waits for in an
+evaluation, by device and task."""
 
 
 def find_acknowledged_sends(lowered: LoweredSchedule, rank_of: Mapping[int, int], rank: int) -> AcknowledgedSends:

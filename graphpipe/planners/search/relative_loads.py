@@ -39,7 +39,7 @@ class RelativeLoads:
 
     @property
     def rows(self) -> int:
-        """1 for time alone, 2 for time and memory."""
+        """Number of rows of loads: 1 for time alone, 2 for time and memory."""
         return 1 if self.memory is None else 2
 
     def only(self, chosen: NDArray[np.intp], targets: Array) -> "RelativeLoads":

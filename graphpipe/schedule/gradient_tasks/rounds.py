@@ -31,7 +31,7 @@ class Rounds:
 
     @cached_property
     def lag(self) -> dict[LayerTask, int]:
-        """By task: in which round it does the first micro-batch."""
+        """The round in which each task does the first micro-batch."""
         lags: dict[LayerTask, int] = {}
         for task in self.work.tasks:
             before = (
@@ -42,7 +42,7 @@ class Rounds:
 
     @cached_property
     def orders(self) -> dict[int, tuple[LayerTask, ...]]:
-        """By device: its tasks in a round."""
+        """The tasks of each device in a round."""
         return {
             device: tuple(task for task in self.work.tasks if self.device_of[task] == device)
             for device in sorted(set(self.device_of.values()))
@@ -99,7 +99,7 @@ class Rounds:
 
     @cached_property
     def messages(self) -> dict[tuple[int, int, LayerTask], float]:
-        """By sender, receiver and the task that has made it: the bytes. A W sends new weights, once per mini-batch."""
+        """Bytes of messages by sender, receiver and task that made it. A W sends new weights, once per mini-batch."""
         bytes_by_message: dict[tuple[int, int, LayerTask], float] = {}
         for (producer, reader), count in self.work.reads.items():
             self._add(bytes_by_message, producer, reader, count)

@@ -74,14 +74,14 @@ class Period:
 
     @cached_property
     def firsts(self) -> list[dict[int, int]]:
-        """By line and stage: the position of the stage's first backward."""
+        """The position of the first backward of each stage, by line and stage."""
         counts = self.numbers.counts
         sums = (accumulate((counts[stage] for stage in stages), initial=0) for stages in self.hosted)
         return [dict(zip(stages, some, strict=False)) for stages, some in zip(self.hosted, sums, strict=True)]
 
     @cached_property
     def seconds(self) -> list[tuple[tuple[float, ...], ...]]:
-        """By line and stage: seconds of a task by kind, in the order of `KINDS`."""
+        """Seconds of a task by line, stage and kind, in the order of `KINDS`."""
         devices = self.plan.cluster.devices
         known: dict[tuple[str, tuple[int, ...]], tuple[tuple[float, ...], ...]] = {}
         keys = [(devices[device].type, on) for device, on in zip(self.plan.used_devices, self.hosted, strict=True)]
@@ -98,7 +98,7 @@ class Period:
 
     @cached_property
     def copies(self) -> list[tuple[float | None, ...]]:
-        """By line and stage: seconds of a copy of what the stage offloads; None if it offloads nothing."""
+        """Seconds of a copy of what a stage offloads, by line and stage; None if it offloads nothing."""
         if not any(stage.offload for stage in self.plan.stages):
             return [(None,) * len(stages) for stages in self.hosted]
         pairs = zip(self.plan.used_devices, self.hosted, strict=True)
@@ -125,7 +125,7 @@ class Period:
 
     @cached_property
     def updates(self) -> list[tuple[tuple[float, float], ...]]:
-        """By line and stage, if the schedule is of a segment: the seconds to sum the gradients and to step."""
+        """Seconds to sum the gradients and to step, by line and stage, if the schedule is of a segment."""
         if not self.is_segment:
             return [()] * len(self.hosted)
         own = [(self.plan.reduce_seconds(at), self.plan.optimizer_seconds(at)) for at in range(len(self.plan.stages))]
@@ -187,7 +187,7 @@ class Period:
 
     @cached_property
     def alike(self) -> list[Line]:
-        """By line: the first one with the same tasks at the same times (see `equal_devices`).
+        """The first line with the same tasks at the same times as each (see `equal_devices`).
 
         In a segment, a line also receives the gradients of its stage's replicas.
         """
