@@ -1,5 +1,5 @@
 """The event engine, and the predicted trace, step time and memory of a plan."""
 
-from graphpipe.simulator.predict import predict, step_seconds
+from graphpipe.simulator.predicted_step import predict, step_seconds
 
 __all__ = ["predict", "step_seconds"]

@@ -155,7 +155,7 @@ def test_branches_run_side_by_side_for_latency() -> None:
 def test_inference_excludes_what_it_does_not_have() -> None:
     problem = towers([2], 2, 8)
     values = problem.graph, problem.costs, problem.cluster
-    with pytest.raises(InvalidInput, match="only forwards"):
+    with pytest.raises(InvalidInput, match="schedule: is '1f1b', but plans for inference do not follow it"):
         gp.plan(*values, batch_size=8, inference=True, schedule="1f1b")
     with pytest.raises(InvalidInput, match=r"plans only training\. Choose graphpipe or edgepipe"):
         gp.plan(*values, batch_size=8, inference=True, planner="piper")
