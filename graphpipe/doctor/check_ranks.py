@@ -65,11 +65,11 @@ def check_ranks(world: World) -> list[Finding]:
 def environment(device: torch.device) -> dict[str, str]:
     """Return the versions that must be the same on all ranks, and the host and device of this rank."""
     own = kind_of(device)
-    found = {"host": socket.gethostname(), "device": own.describe(device)}
-    found |= versions([PACKAGE, "torch", "numpy", "safetensors"])
+    details = {"host": socket.gethostname(), "device": own.describe(device)}
+    details |= versions([PACKAGE, "torch", "numpy", "safetensors"])
     for kind in all_device_kinds().values():
-        found |= kind.versions(used=kind is own)
-    return found
+        details |= kind.versions(used=kind is own)
+    return details
 
 
 def differences(environments: Sequence[Environment]) -> list[Finding]:
