@@ -13,7 +13,7 @@ from graphpipe.plans.stage import Stage
 def with_room(plan: Plan, limit_bytes: float = inf) -> Plan:
     """Return the plan with every stage's `in_flight` raised as far as the memory of its devices allows.
 
-    The stages on one device, and those that rest something there, share its spare memory equally. So do the devices of
+    The stages on one device, and those that offload to it, share its spare memory equally. So do the devices of
     a node that offload to its memory. `in_flight` never falls.
 
     Args:
@@ -22,8 +22,8 @@ def with_room(plan: Plan, limit_bytes: float = inf) -> Plan:
             which is what published comparisons call equal memory.
     """
     needed = needed_bytes(plan)
-    resting = [device for stage in plan.stages for device in stage.offload_to]
-    hosted = {device: sum(device in it.devices for it in plan.stages) + resting.count(device) for device in needed}
+    neighbours = [device for stage in plan.stages for device in stage.offload_to]
+    hosted = {device: sum(device in it.devices for it in plan.stages) + neighbours.count(device) for device in needed}
     capacity = {device: plan.cluster.type_of(device).memory_bytes for device in needed}
     spare = {
         device: max(0.0, min(limit_bytes, capacity[device]) - needed[device]) / hosted[device] for device in needed
@@ -80,8 +80,8 @@ def _more(plan: Plan, number: int, spare_bytes: Mapping[int, float], host_spare:
     left = plan.batch_size - stage.in_flight
     if memory.offloaded:
         places = [spare_bytes[it] for it in stage.offload_to] or [host_spare[it] for it in stage.devices]
-        rests = min(places) * stage.degree / memory.offloaded
-        left = min(left, int(min(rests, left + stage.micro_batch) / stage.micro_batch) * stage.micro_batch)
+        room = min(places) * stage.degree / memory.offloaded
+        left = min(left, int(min(room, left + stage.micro_batch) / stage.micro_batch) * stage.micro_batch)
     spare -= max(0.0, memory.moving - memory.offloaded * stage.in_flight / stage.degree)
     if spare < 0:
         return 0

@@ -41,9 +41,9 @@ class HandStage:
     """`none`, `full`, or names of operators or submodules. With `*`, as in `layers.*`, each match is recomputed
     separately."""
     offload: tuple[str, ...] = ()
-    """Names of operators or submodules whose saved tensors rest in the memory of the node; `*` matches anything."""
+    """Names of operators or submodules whose saved tensors go to the memory of the node; `*` matches anything."""
     offload_to: tuple[int, ...] = ()
-    """For each device, the neighbour in whose memory they rest instead."""
+    """For each device, the neighbour to whose memory they go instead."""
     backward: Literal["auto", "whole"] = "auto"
     """`whole`: the backward is never split, whatever the schedule."""
     state: State = "whole"
