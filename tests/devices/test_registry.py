@@ -11,6 +11,7 @@ from run_chain import INTERLEAVED, chain_batch, chain_pipeline
 from graphpipe.cluster import Cluster
 from graphpipe.devices import registry
 from graphpipe.devices.cpu import CPU
+from graphpipe.devices.device_kind import DeviceKind
 from graphpipe.devices.registry import DEVICE_KINDS, default_kind, kind_of, register_device_kind
 from graphpipe.doctor.check_ranks import environment
 from graphpipe.doctor.check_torch import check_torch
@@ -22,9 +23,9 @@ from graphpipe.training.elastic.visible_gpus import visible_gpus
 
 
 @pytest.fixture
-def kinds(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+def kinds(monkeypatch: pytest.MonkeyPatch) -> dict[str, DeviceKind]:
     """Registers for the duration of a test, with the CPU as the only other kind."""
-    known = {"cpu": CPU}
+    known: dict[str, DeviceKind] = {"cpu": CPU}
     monkeypatch.setattr(registry, "_BY_NAME", known)
     monkeypatch.setattr(registry, "DEVICE_KINDS", MappingProxyType(known))
     return known
@@ -57,7 +58,7 @@ def test_a_registered_kind_is_chosen_and_used(monkeypatch: pytest.MonkeyPatch) -
     assert findings["GPU 0"].what.startswith("Fake 0 does not compute: ")  # no torch has such a device
 
 
-def test_a_pipeline_asks_only_the_kind_of_its_device(kinds: dict[str, object]) -> None:
+def test_a_pipeline_asks_only_the_kind_of_its_device(kinds: dict[str, DeviceKind]) -> None:
     twin = training()
     kinds["cpu"] = fake = FakeKind("cpu")
     fake.count = lambda: 0  # This torch names its devices without a number.
