@@ -132,6 +132,7 @@ def test_a_neighbour_is_not_sent_other_sizes_in_one_step() -> None:
     # Nothing is sent here: the sizes of an earlier micro-batch are known already.
     messages = OffloadMessages(cast("World", None), sizes={(0, 0): (8,)})
     with pytest.raises(
-        InvalidInput, match=r"micro-batch 2 saves 4 B in 1 tensors .*, another one of the step 8 B in 1"
+        InvalidInput,
+        match=r"micro-batch 2 saves 4 B in 1 tensors, which are offloaded .*, another one of the step 8 B in 1",
     ):
         messages.offload((0, 0), 2, [torch.zeros(4, dtype=torch.uint8)], peer=1)
