@@ -13,11 +13,11 @@ pytest.importorskip("transformers", reason="an optional extra: pip install graph
 from transformers import __version__
 from transformers.models.auto import modeling_auto
 
-from bench import rank_gradients
-from bench.families import OWN, PAGE, layers_of, left_out, line, measure, most_layers, saved
-from bench.families_left_out import LEFT_OUT
-from bench.model_families import FAMILIES
-from bench.ordinary_models import ORDINARY
+from bench.families import rank_gradients
+from bench.families.build import build_family
+from bench.families.families import OWN, PAGE, layers_of, left_out, line, measure, most_layers, saved
+from bench.families.ordinary_models import ORDINARY
+from bench.families.table import FAMILIES, LEFT_OUT
 from bench.record import RESULTS
 from graphpipe.model.capture.capture import capture
 
@@ -44,7 +44,7 @@ def test_every_layer_is_an_operator_of_its_own(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gemma2", "mixtral", "roberta", "whisper", "segformer", "clip", "llava"])
 def test_an_ordinary_capture_cuts_between_all_layers_too(name: str) -> None:
-    model, example = FAMILIES[name]()
+    model, example = build_family(name)
     graph = capture(model, {key: each for key, each in example.items() if key != "labels"})
     (expected,) = (row for row in saved() if row["family"] == name)
     assert most_layers(graph, layers_of(model)) == 1
@@ -53,7 +53,7 @@ def test_an_ordinary_capture_cuts_between_all_layers_too(name: str) -> None:
 
 def test_the_page_shows_what_was_measured() -> None:
     rows = saved()
-    assert [row["family"] for row in rows] == list(FAMILIES)
+    assert {row["family"] for row in rows} == FAMILIES.keys()
     page = PAGE.read_text()
     for row in rows:
         assert line(row) in page

@@ -9,9 +9,8 @@ import torch
 
 pytest.importorskip("transformers", reason="an optional extra: pip install graphpipe-torch[transformers]")
 
-from bench.family_builders import causal, translator
-from bench.family_gradients import cut_everywhere, mean_square
-from bench.model_families import FAMILIES
+from bench.families.build import build_family
+from bench.families.gradients import cut_everywhere, mean_square
 from graphpipe.errors import InvalidInput
 from graphpipe.model.capture.capture import capture, capture_again
 from graphpipe.model.own_loss.from_transformers import from_transformers
@@ -24,7 +23,7 @@ from qwen2_vl_text import Text, embedded
 def test_a_frozen_vision_tower_of_qwen2_vl_trains_the_text_as_in_plain_pytorch() -> None:
     torch.manual_seed(0)
     model: Any
-    model, batch = FAMILIES["qwen2_vl"]()
+    model, batch = build_family("qwen2_vl")
     model.requires_grad_(False).double()
     for trained in (model.model.language_model.layers, model.lm_head):
         trained.requires_grad_(True)
@@ -46,7 +45,7 @@ def test_a_frozen_vision_tower_of_qwen2_vl_trains_the_text_as_in_plain_pytorch()
 
 def test_a_mini_batch_with_images_of_different_sizes_is_refused_before_it_is_divided() -> None:
     """Its micro-batches would take the patches of other samples. Another size for all images is captured again."""
-    model, batch = FAMILIES["qwen2_vl"]()
+    model, batch = build_family("qwen2_vl")
     held = from_transformers(model, batch)
     batch["image_grid_thw"] = torch.tensor([[1, 4, 4], [1, 4, 4], [1, 2, 4], [1, 6, 4]])
     with pytest.raises(InvalidInput, match=r"sample 0 has 16 patches, sample 2 has 8.*make mini-batches of samples"):
@@ -60,8 +59,7 @@ def test_a_mini_batch_with_images_of_different_sizes_is_refused_before_it_is_div
 def test_a_router_inside_a_block_that_is_whole_by_default_is_captured_without_from_transformers() -> None:
     # Nothing was recorded inside the block: "IndexError: tuple index out of range".
     torch.manual_seed(0)
-    build = causal("gpt_oss", output_router_logits=True, num_hidden_layers=1)
-    model, batch = build()
+    model, batch = build_family("gpt_oss", output_router_logits=True, num_hidden_layers=1)
     del batch["labels"]
     with pytest.raises(
         InvalidInput, match=r"'model.layers.0.mlp' stays whole.*router_logits.*output_router_logits=False"
@@ -90,7 +88,7 @@ def test_a_router_inside_a_block_that_is_whole_by_default_is_captured_without_fr
 def test_a_model_that_only_shifts_labels_in_its_forward_gets_decoder_inputs() -> None:
     # It was refused: without labels its decoder had no inputs.
     model: Any
-    model, batch = translator("m2m_100", encoder_layers=1, decoder_layers=1)()
+    model, batch = build_family("m2m_100", encoder_layers=1, decoder_layers=1)
     held = from_transformers(model, batch)
     assert held.inputs == ("input_ids", "attention_mask", "decoder_input_ids")
     inputs, _ = held.batch(batch)
@@ -101,7 +99,7 @@ def test_a_model_that_only_shifts_labels_in_its_forward_gets_decoder_inputs() ->
 @pytest.mark.parametrize("name", ["bloom", "mbart"])
 def test_a_rank_captures_without_labels_what_was_traced_with_them(name: str) -> None:
     # Values that nothing reads decide what is grouped, so they stay when the loss is cut off.
-    model, example = FAMILIES[name]()
+    model, example = build_family(name)
     graph = from_transformers(model, example).graph
     assert graph.origin is not None
     assert capture_again(model, graph.inputs, graph.origin, compare_modes=False).graph == graph
@@ -109,7 +107,7 @@ def test_a_rank_captures_without_labels_what_was_traced_with_them(name: str) -> 
 
 def test_mini_batches_of_other_lengths_have_the_models_own_loss() -> None:
     """Llama was refused: "it no longer has 'to_dtype'", the conversion of its scores, which only its loss does."""
-    model, batch = FAMILIES["llama"]()
+    model, batch = build_family("llama")
     held = from_transformers(model, batch)
     words = torch.randint(3, 20, (len(batch["input_ids"]), 11), generator=torch.Generator().manual_seed(0))
     longer = {"input_ids": words, "attention_mask": torch.ones_like(words), "labels": words}

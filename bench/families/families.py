@@ -5,7 +5,6 @@ operator holds the parameters of two layers.
 """
 
 import json
-import sys
 import textwrap
 import time
 import warnings
@@ -18,15 +17,15 @@ import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from bench.families_left_out import LEFT_OUT
-from bench.family_gradients import distance, precise
-from bench.model_families import FAMILIES
+from bench.families.build import build_family
+from bench.families.gradients import distance, precise
+from bench.families.table import FAMILIES, LEFT_OUT
 from bench.record import RESULTS, save
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.model.own_loss.from_transformers import TransformersModel, from_transformers, innermost, without_outer
 
-PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 HEADER = (
     "| Family | Layers | Operators | Most layers in one operator | Away from PyTorch | Loss, or why it is refused |"
 )
@@ -56,7 +55,7 @@ def measure(name: str) -> dict[str, Any]:
     `reason` says in one line why something is refused. `away` is the distance of gradients from plain PyTorch.
     """
     torch.manual_seed(0)
-    model, example = precise(*FAMILIES[name]())
+    model, example = precise(*build_family(name))
     layers = layers_of(model)
     row: dict[str, Any] = {"family": name, "layers": len(layers)}
     start = time.process_time()
@@ -122,11 +121,11 @@ def main(names: Sequence[str] = ()) -> None:
     Args:
         names: families to measure; the saved rows of the others stay. Without names, all.
     """
-    rows = {row["family"]: row for row in saved()} if names else {}
+    rows = {row["family"]: row for row in saved()}
     for name in names or FAMILIES:
         rows[name] = measure(name)
         print(line(rows[name]), f"{rows[name]['seconds']} s", flush=True)
-    ordered = [rows[name] for name in FAMILIES]
+    ordered = [row for name, row in rows.items() if name in FAMILIES]
     save("families", ordered)
     write_table(ordered)
 
@@ -134,7 +133,3 @@ def main(names: Sequence[str] = ()) -> None:
 def saved() -> list[dict[str, Any]]:
     """Return the rows of the last run."""
     return json.loads((RESULTS / "families.json").read_text())["rows"]
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bench.ordinary_sequences import LAYERS, SAMPLES, SEQUENCES, WIDTH, noise
+from bench.families.ordinary_sequences import LAYERS, SAMPLES, SEQUENCES, WIDTH, noise
 
 PATCHES = 16
 

@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bench.families import PAGE, captured
-from bench.family_gradients import furthest, mean_square, plain_gradients, precise
-from bench.model_families import FAMILIES
-from bench.ordinary_models import ORDINARY
+from bench.families.build import build_family
+from bench.families.families import PAGE, captured
+from bench.families.gradients import furthest, mean_square, plain_gradients, precise
+from bench.families.ordinary_models import ORDINARY
 from bench.record import RESULTS, save
 from graphpipe.cluster import Cluster
 from graphpipe.costs.analytic import estimate
@@ -63,7 +63,7 @@ class Tried:
 def family(name: str) -> Tried:
     """Return a family of Hugging Face."""
     torch.manual_seed(0)
-    model, example = precise(*FAMILIES[name]())
+    model, example = precise(*build_family(name))
     held, _, reason = captured(model, example)
     assert held is not None, f"{name}: {reason}"
     inputs, targets = held.batch(example)
