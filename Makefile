@@ -40,7 +40,7 @@ docs: $(READY)
 bench: $(READY)
 	$(BIN)/python -m bench
 
-# One benchmark: `make bench-figure6`, `make bench-table1`, ... (names in bench/__main__.py).
+# One benchmark: `make bench-figure6`, `make bench-table1`, ... `python -m bench --help` lists them.
 bench-%: $(READY)
 	$(BIN)/python -m bench $*
 

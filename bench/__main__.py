@@ -1,66 +1,89 @@
-"""`python -m bench [NAME ...]`: run all benchmarks, or those named.
+"""`python -m bench` runs all benchmarks that take minutes, `python -m bench NAME ...` those named.
 
-`python -m bench counts [OPTION ...]` and `python -m bench faults [OPTION ...]` take hours, and are not of all.
+`python -m bench NAME --help` shows what a benchmark does and its options.
 """
 
+import ast
 import sys
+from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 
-NAMES = (
-    *(
-        "planning",
-        "figure6",
-        "splits",
-        "sharing",
-        "mimo",
-        "pipeedge",
-        "table1",
-        "sweeps",
-        "profiles",
-        "bounds",
-        "scaling",
-        "exhaustive",
-        "memory",
-        "largest-batch",
-        "layerpipe",
-    ),
-    *(
-        "runtime",
-        "prediction",
-        "measured",
-        "zero_bubble",
-        "loads",
-        "resting",
-        "rehearsal",
-        "hosts",
-        "start",
-        "families",
-        "async",
-        "collage",
-        "inference",
-        "requests",
-        "gpu",
-    ),
-)
-LONG = ("counts", "faults")
-"""Take hours, go on where they ended, and have options. They are run only by name."""
-MODULES = {"async": "asynchronous", "largest-batch": "largest_batch"}
-"""Of names that Python cannot import."""
+from bench.options import parser
+
+MODULES = {
+    "planning": "search.planning",
+    "figure6": "published.figure6",
+    "splits": "search.splits",
+    "sharing": "search.sharing",
+    "mimo": "published.mimo",
+    "pipeedge": "published.pipeedge",
+    "table1": "published.table1",
+    "sweeps": "published.sweeps",
+    "profiles": "search.profiles",
+    "bounds": "search.bounds",
+    "scaling": "search.scaling",
+    "exhaustive": "search.exhaustive",
+    "memory": "search.memory",
+    "largest-batch": "search.largest_batch",
+    "layerpipe": "published.layerpipe",
+    "runtime": "running.runtime",
+    "prediction": "running.predicted.prediction",
+    "measured": "published.measured",
+    "zero-bubble": "published.zero_bubble",
+    "loads": "running.predicted.loads",
+    "resting": "running.predicted.resting",
+    "rehearsal": "running.predicted.rehearsal",
+    "hosts": "running.hosts.hosts",
+    "start": "running.hosts.start",
+    "families": "families.families",
+    "async": "running.learning.asynchronous",
+    "collage": "published.collage",
+    "inference": "running.requests.inference",
+    "requests": "running.requests.requests",
+    "gpu": "running.predicted.gpu",
+    "rank-gradients": "families.rank_gradients",
+    "fault-rerouting": "faults.fault_rerouting",
+    "counts": "search.counts",
+    "faults": "faults.faults",
+}
+"""The file of each benchmark. `python -m bench` runs them in this order."""
+BY_NAME = ("rank-gradients", "fault-rerouting", "counts", "faults")
+"""Are run only by name. The last two take hours, and go on where they ended."""
 
 
-def main(names: list[str]) -> int:
-    """Run benchmarks by name, or a long one with its options."""
-    if names and names[0] in LONG:
-        import_module(f"bench.{names[0]}").main(names[1:])
+def main(words: Sequence[str]) -> int:
+    """Run benchmarks by name, or one with its options; return 2 if there is no such benchmark."""
+    names = [word.replace("_", "-") for word in words]
+    if names[:1] in (["--help"], ["-h"]):
+        print(overview())
         return 0
-
-    unknown = [name for name in names if name not in NAMES]
-    if unknown:
-        print(f"unknown benchmark '{unknown[0]}'; known: {', '.join((*NAMES, *LONG))}", file=sys.stderr)
+    if unknown := [name for name in names[:1] if name not in MODULES]:
+        print(f"unknown benchmark '{unknown[0]}'; known: {', '.join(MODULES)}", file=sys.stderr)
         return 2
-    for name in names or NAMES:
-        import_module(f"bench.{MODULES.get(name, name)}").main()
+    if any(name not in MODULES for name in names):
+        run(names[0], words[1:])
+        return 0
+    for name in names or (name for name in MODULES if name not in BY_NAME):
+        run(name)
     return 0
+
+
+def run(name: str, words: Sequence[str] = ()) -> None:
+    """Run a benchmark with its options."""
+    benchmark = import_module(f"bench.{MODULES[name]}").main
+    benchmark(**vars(parser(name, benchmark).parse_args(words)))
+
+
+def overview() -> str:
+    """Return the help: what this program does, and a line for each benchmark."""
+    lines = [f"  {name:16} {_first_line(module)}" for name, module in MODULES.items()]
+    return "\n".join([__doc__ or "", "Benchmarks:", *lines])
+
+
+def _first_line(module: str) -> str:
+    path = Path(__file__).parent / f"{module.replace('.', '/')}.py"
+    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").splitlines()[0]
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ PLANNERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     }
 )
 """Names in the tables, and the arguments of `gp.plan`. A device hosts one stage, as in the plans of the baselines;
-`bench/sharing.py` measures what more stages gain."""
+`bench/search/sharing.py` measures what more stages gain."""
 SIMULATED = "summit preset, analytic V100"
 
 

@@ -8,6 +8,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parents[1]
+"""The checkout."""
+SHARED = ROOT.parent / "shared" / "data"
+"""Published data, which may be absent."""
 RESULTS = Path(__file__).parent / "results"
 
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from safetensors import SafetensorError
 
-from bench.listeners import listeners
+from bench.running.hosts.listeners import listeners
 from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable
 from graphpipe.errors import CheckpointCorrupt, GraphPipeError, InvalidInput

@@ -10,8 +10,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import nn
@@ -20,12 +19,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from bench.families.build import build_family
 from bench.families.gradients import distance, precise
 from bench.families.table import FAMILIES, LEFT_OUT
-from bench.record import RESULTS, save
+from bench.record import RESULTS, ROOT, save
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.model.own_loss.from_transformers import TransformersModel, from_transformers, innermost, without_outer
 
-PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+PAGE = ROOT / "docs" / "models.md"
 HEADER = (
     "| Family | Layers | Operators | Most layers in one operator | Away from PyTorch | Loss, or why it is refused |"
 )
@@ -115,7 +114,7 @@ def write_table(rows: list[dict[str, Any]]) -> None:
     PAGE.write_text(f"{before}{LIST}{left_out()}{rest[rest.index(chr(10) * 2) :]}" if rest else text)
 
 
-def main(names: Sequence[str] = ()) -> None:
+def main(names: Annotated[Sequence[str], FAMILIES] = ()) -> None:
     """Run the benchmark, write JSON and the table of docs/models.md.
 
     Args:

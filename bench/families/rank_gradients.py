@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ from bench.families.build import build_family
 from bench.families.families import PAGE, captured
 from bench.families.gradients import furthest, mean_square, plain_gradients, precise
 from bench.families.ordinary_models import ORDINARY
+from bench.families.table import FAMILIES
 from bench.record import RESULTS, save
 from graphpipe.cluster import Cluster
 from graphpipe.costs.analytic import estimate
@@ -169,8 +170,12 @@ def on_ranks(models: dict[str, Tried], ranks: int) -> dict[str, float]:
     return {name: float(away) for away, name in lines}
 
 
-def main(names: Sequence[str] = ()) -> None:
-    """Run the benchmark. With names, try only these models; the saved rows of the others stay."""
+def main(names: Annotated[Sequence[str], {**FAMILIES, **ORDINARY}] = ()) -> None:
+    """Run the benchmark, write JSON and the table of docs/models.md.
+
+    Args:
+        names: models to try; the saved rows of the others stay. Without names, those that people train.
+    """
     torch.set_num_threads(1)
     models = {name: family(name) for name in names or NAMES if name not in ORDINARY}
     models |= {name: ordinary(name) for name in names or ORDINARY if name in ORDINARY}
@@ -192,7 +197,3 @@ def main(names: Sequence[str] = ()) -> None:
 def line(row: dict[str, Any]) -> str:
     """Return a row of the table."""
     return f"| {row['model']} | {row['operators']} | {row['away_2']:.0e} | {row['away_4']:.0e} |"
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

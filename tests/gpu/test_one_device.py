@@ -17,7 +17,7 @@ from run_scenarios import build
 from torch import Tensor, nn
 
 import graphpipe as gp
-from bench import gpu
+from bench.running.predicted import gpu
 from graphpipe.devices.cuda import CudaClock, CudaStream
 from graphpipe.profiler.effort import Effort
 from graphpipe.run import Pipeline

@@ -6,7 +6,7 @@ import pytest
 from problems import cluster, table, towers
 
 import graphpipe as gp
-from bench.vision_models import vision_graph
+from bench.search.vision_models import vision_graph
 from graphpipe.graph import Edge, Graph, Op
 from graphpipe.model.zoo import zoo
 from graphpipe.planners.problem.options import Options

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 from builders import Part, make_plan
 
-from bench.layerpipe import PROCESSORS, PUBLISHED, chain_plan, ratios, resnet, vgg
+from bench.published.layerpipe import PROCESSORS, PUBLISHED, chain_plan, ratios, resnet, vgg
 from graphpipe.planners.gradients_apart import exchanged, layers_of, longest_first, own_devices, place_gradients
 from graphpipe.plans import Plan
 from graphpipe.schedule.gradient_tasks.layer_tasks import LayerTask, LayerTasks

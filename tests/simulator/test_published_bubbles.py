@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.zero_bubble import DATA, METHODS, PUBLISHED, bubble, read_profiles
+from bench.published.zero_bubble import DATA, METHODS, PUBLISHED, bubble, read_profiles
 
 
 @pytest.mark.parametrize("model", PUBLISHED)

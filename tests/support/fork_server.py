@@ -40,7 +40,7 @@ _NO_CLIENT = -1
 _FILES = 250
 """How many files a message can carry. Numbers above it are free for a while in a new process."""
 _NAMESPACES = ("user", "net", "uts", "mnt", "pid")
-"""Of a host that bench/namespaces.py makes. The first is entered first: it gives the right to enter the others."""
+"""Of a host that `namespaces.py` of `bench` makes. The first is entered first: it gives the right to enter others."""
 _HUGE = 2 << 20
 _MADV_COLLAPSE = 25
 _TRANSFORMERS = ("bart", "clip", "flava", "gpt2", "llava", "mixtral", "t5", "vilt", "vit")

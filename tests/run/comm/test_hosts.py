@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from uninterrupted import train_uninterrupted
 
 import graphpipe as gp
-from bench.host_runs import DIGITS, TRAIN, TRAIN_EACH, run_of, torchrun, wait
-from bench.namespaces import hosts, why_not
+from bench.running.hosts.host_runs import DIGITS, TRAIN, TRAIN_EACH, run_of, torchrun, wait
+from bench.running.hosts.namespaces import hosts, why_not
 from graphpipe.training.config.from_toml import read_config
 from graphpipe.training.run_folder.metrics_log import read_metrics_log
 from graphpipe.training.run_folder.recoveries import read_recoveries

@@ -9,8 +9,8 @@ from forked_programs import forked_programs
 from safetensors.torch import load_file
 
 import graphpipe as gp
-from bench.host_runs import torchrun, wait
-from bench.namespaces import hosts, why_not
+from bench.running.hosts.host_runs import torchrun, wait
+from bench.running.hosts.namespaces import hosts, why_not
 from graphpipe.inference.load_model import load_model
 
 pytestmark = pytest.mark.skipif(bool(WHY := why_not()), reason=WHY)

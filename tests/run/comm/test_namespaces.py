@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import namespaces
+from bench.running.hosts import namespaces
 
 TOOLS = ("unshare", "nsenter", "ip", "tc")
 

@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 
-from bench.engines import ours, plain
-from bench.runtime import alone_plan, chain, two_branches
+from bench.running.engines import ours, plain
+from bench.running.runtime import alone_plan, chain, two_branches
 from graphpipe.model.zoo.registry import zoo_model
 
 pytestmark = pytest.mark.timeout(200)
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(200)
 
 @pytest.mark.usefixtures("forked_ranks")
 def test_a_chain_trains_as_torch_pipelines_it() -> None:
-    """The ranks compare the losses of a first step (`bench.runtime_rank`). There are too few steps to compare times."""
+    """The ranks compare the losses of a first step (`runtime_rank.py`). There are too few steps to compare times."""
     row = chain(2, "1f1b", warmup=1, repeats=3)
     assert row["steps"] == 3
     assert row["paired_ratio"] > 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from bench.engines import adamw
+from bench.running.engines import adamw
 from graphpipe.errors import OutOfMemory, PeerLost
 from graphpipe.model.capture_file.capture_file import load_capture
 from graphpipe.model.zoo.two_tower import SMALL, build

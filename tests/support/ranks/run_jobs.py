@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 sys.path += [str(Path(__file__).parents[up] / folder) for up, folder in ((1, ""), (1, "models"), (3, ""))]
 
-from bench.listeners import listeners
+from bench.running.hosts.listeners import listeners
 from graphpipe.errors import InvalidInput, PeerLost, PeerStalled
 from graphpipe.launch.regroup_files import Regrouping
 from graphpipe.run.comm.world import join

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
-from bench.engines import adamw
-from bench.prediction_rank import peak_bytes
+from bench.running.engines import adamw
+from bench.running.predicted.prediction_rank import peak_bytes
 from graphpipe.model.capture_file.capture_file import load_capture
 from graphpipe.model.zoo.registry import zoo_model
 from graphpipe.model.zoo.zoo_model import ZooModel

@@ -1,0 +1,197 @@
+"""All stages in one process on one GPU, a stream per stage: profiled, predicted, measured, and the error (target 10 %).
+
+The stages share the GPU: to the simulator they are devices of a node with one core, of which each running task has an
+equal share. Operators are profiled on that GPU, in float32. Measured is the median of 20 steps after 5, memory what
+torch has allocated at most; predicted memory is the sum over stages.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+
+import graphpipe as gp
+from bench.record import save
+from bench.running.engines import adamw
+from bench.tables import markdown
+from graphpipe.cluster.device import Device, DeviceType, Link
+from graphpipe.devices.registry import kind_of
+from graphpipe.model.zoo import gpt, mmt
+from graphpipe.model.zoo.zoo_model import ZooModel
+from graphpipe.profiler.effort import Effort
+from graphpipe.trace.compare import compare
+
+TARGET = 0.10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A model, and its cut into stages."""
+
+    name: str
+    model: ZooModel
+    stages: tuple[tuple[str, ...], ...]
+    """Operator patterns of each stage."""
+    batch_size: int
+    micro_batch: int
+
+
+def cases(device: str, *, small: bool = False) -> list[Case]:
+    """Return the cases; the `small` ones take milliseconds on a CPU and serve as a smoke test."""
+    chain = gpt.GptShape(layers=8, sequence=512, hidden=1024, heads=16, feed_forward=4096, vocabulary=8192)
+    branches = mmt.MmtShape(layers=4, sequence=256, hidden=1024, heads=16, feed_forward=4096)
+    sizes = {"batch_size": 8, "micro_batch": 2} if small else {"batch_size": 64, "micro_batch": 8}
+    layers = gpt.SMALL.layers if small else chain.layers
+    parts = [tuple(f"layers.{layer}.*" for layer in range(first, first + layers // 4)) for first in _quarters(layers)]
+    return [
+        Case(
+            name="gpt",
+            model=gpt.build(gpt.SMALL if small else chain, device),
+            stages=(*parts[:3], (*parts[3], "head.*")),
+            **sizes,
+        ),
+        Case(
+            name="mmt",
+            model=mmt.build(mmt.SMALL if small else branches, device),
+            stages=(*((f"branch{branch}.*",) for branch in range(4)), ("head",)),
+            **sizes,
+        ),
+    ]
+
+
+def shared_device(device: torch.device, stages: int, link: Link | None = None) -> gp.Cluster:
+    """Return the cluster that represents the stages of one device: a node with one core, which they share.
+
+    Hand-overs are copies in the device's own memory, beside the tasks.
+    """
+    name, memory = describe(device)
+    kind = DeviceType(
+        name=name,
+        memory_bytes=memory / stages,
+        peak_flops_per_second=1e12,  # not used, because every operator is profiled
+        memory_bytes_per_second=1e12,
+        launch_seconds=0.0,
+        half_peak_flops=0.0,
+    )
+    link = link or Link(latency_seconds=0.0, bandwidth_bytes_per_second=copy_bandwidth(device))
+    return gp.Cluster(
+        name=f"one {name}",
+        device_types=(kind,),
+        devices=tuple(Device(name=f"stage{number}", type=name, node="here") for number in range(stages)),
+        intra_node=link,
+        inter_node=link,
+        cores_per_node=1,
+    )
+
+
+def describe(device: torch.device) -> tuple[str, float]:
+    """Return the name and the memory of a device, in bytes."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device), float(torch.cuda.get_device_properties(device).total_memory)
+    return "cpu", 16e9
+
+
+def copy_bandwidth(device: torch.device, count: int = 64 * 2**20) -> float:
+    """Return the bytes per second of a copy within a device."""
+    source = torch.zeros(count, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    seconds: list[float] = []
+    for _ in range(5):
+        _settle(device)
+        start = time.perf_counter()
+        target.copy_(source)
+        _settle(device)
+        seconds.append(time.perf_counter() - start)
+    return count / median(seconds)
+
+
+def measure(
+    case: Case, device: torch.device, *, warmup: int = 5, steps: int = 20, effort: Effort | None = None
+) -> dict[str, Any]:
+    """Return predicted and measured step time and memory of a case, and the tasks that differ most."""
+    cluster = shared_device(device, len(case.stages))
+    graph = gp.capture(case.model.module, case.model.example_inputs)
+    sizes = sorted({1, max(1, case.micro_batch // 2), case.micro_batch})
+    examples = case.model.example_inputs
+    costs = gp.profile(case.model.module, examples, cluster, graph=graph, batch_sizes=sizes, effort=effort)
+    plan = gp.hand_plan(graph, costs, cluster, batch_size=case.batch_size, stages=_by_hand(case))
+    assert plan.prediction is not None
+    seconds, measured, peak = train(case, plan, device, warmup=warmup, steps=steps)
+    predicted = plan.prediction.step_seconds
+    found = compare(gp.simulate(plan), measured)
+    return {
+        "model": case.name,
+        "device": describe(device)[0],
+        "stages": len(plan.stages),
+        "batch": case.batch_size,
+        "micro_batch": case.micro_batch,
+        "schedule": plan.schedule,
+        "predicted_step_seconds": predicted,
+        "measured_step_seconds": median(seconds),
+        "error": predicted / median(seconds) - 1.0,
+        "predicted_peak_bytes": sum(plan.prediction.peak_bytes),
+        "measured_peak_bytes": peak,
+        "memory_error": None if peak is None else sum(plan.prediction.peak_bytes) / peak - 1.0,
+        "differences": [
+            {"stage": plan.stages[each.stage].name, "kind": each.kind, "total_seconds": each.total_seconds}
+            for each in found.differences[:5]
+        ],
+    }
+
+
+def train(
+    case: Case, plan: gp.Plan, device: torch.device, *, warmup: int, steps: int
+) -> tuple[list[float], gp.Trace, float | None]:
+    """Return the seconds of every step, the trace of the last, and the peak of memory where only we use it."""
+    inputs, targets = case.model.batch(torch.Generator().manual_seed(0), case.batch_size)
+    inputs, targets = {name: each.to(device) for name, each in inputs.items()}, targets.to(device)
+    seconds: list[float] = []
+    options = gp.PipelineOptions(device=device, record=True)
+    with gp.Pipeline(plan, case.model.module, case.model.loss_fn, adamw, options=options) as pipeline:
+        for _ in range(warmup + steps):
+            _settle(device)
+            start = time.perf_counter()
+            pipeline.step(inputs, targets)
+            _settle(device)
+            seconds.append(time.perf_counter() - start)
+        peak = kind_of(device).peak_bytes(device) if not kind_of(device).on_host else None
+        return seconds[warmup:], pipeline.trace(), peak
+
+
+def _by_hand(case: Case) -> list[gp.HandStage]:
+    return [
+        gp.HandStage(ops=ops, devices=(number,), micro_batch=case.micro_batch) for number, ops in enumerate(case.stages)
+    ]
+
+
+def _quarters(layers: int) -> Sequence[int]:
+    return range(0, layers, layers // 4)
+
+
+def _settle(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def main() -> None:
+    """Run the benchmark on the first GPU, write JSON and table."""
+    if not torch.cuda.is_available():
+        print("skipped: no CUDA device")
+        return
+    device = torch.device("cuda", 0)
+    rows = [measure(case, device) for case in cases("cuda:0")]
+    header = ["model", "stages", "predicted ms", "measured ms", "error", "predicted GiB", "measured GiB", "error"]
+    lines: list[list[object]] = []
+    for row in rows:
+        milliseconds = [f"{row[key] * 1e3:.2f}" for key in ("predicted_step_seconds", "measured_step_seconds")]
+        memory = [f"{row[key] / 2**30:.2f}" for key in ("predicted_peak_bytes", "measured_peak_bytes")]
+        errors = [f"{row[key]:+.1%}" for key in ("error", "memory_error")]
+        lines.append([row["model"], row["stages"], *milliseconds, errors[0], *memory, errors[1]])
+        print(*lines[-1], sep="\t", flush=True)
+    name = describe(device)[0]
+    markdown("gpu", f"One GPU: {name}", (__doc__ or "").partition("\n\n")[2].strip(), header, lines)
+    missed = [row["model"] for row in rows if abs(row["error"]) > TARGET]
+    print(f"saved {save('gpu', rows, device=name, target=TARGET, missed=missed)}")
