@@ -64,7 +64,7 @@ def rehearse_plan(
     """
     plan.require_training()
     order = build_schedule(plan) if plan.weights == "flush" else build_segment(plan, shown_mini_batches(plan))
-    scaled = scaled_plan(plan, limits, Cluster.preset("local:1").intra_node)
+    scaled = scaled_plan(plan, limits, Cluster.preset("local:1").every_level[0].link)
     predicted = simulate(scaled, order)
     drawn = _drawn_steps(scaled, order, steps) or [predicted]
     ranks = len(plan.used_devices)

@@ -32,6 +32,6 @@ def run_links(cluster: Cluster, path: str | None, output: Output) -> int:
     if path is not None:
         Path(path).write_text(cluster_text(found))
     output.show(links_table(measured))
-    levels = {"intra_node": to_body(found.intra_node), "inter_node": to_body(found.inter_node)}
+    levels = {level.name: to_body(level.link) for level in found.every_level}
     output.emit({"links": [to_body(each) for each in measured], **levels})
     return 0

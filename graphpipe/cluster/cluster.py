@@ -2,16 +2,17 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 from graphpipe.cluster.cluster_file import file_fields
-from graphpipe.cluster.device import HOST_BANDWIDTH, Device, DeviceType, HostMemory, Link, PairLink
+from graphpipe.cluster.device import HOST_BANDWIDTH, Device, DeviceType, HostMemory, Link, LinkLevel, PairLink
+from graphpipe.cluster.levels import BETWEEN, INSIDE, check_levels, device_groups, every_level, levels_of
 from graphpipe.cluster.link_levels import LinkLevels
 from graphpipe.cluster.presets import preset_fields
 from graphpipe.errors import InvalidInput, check_not_negative
@@ -21,11 +22,11 @@ from graphpipe.files.json_body import digest, to_body
 # No slots: the derived look-ups below are cached properties.
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Devices and how they are connected: one level inside a node, one between nodes, and named exceptions.
+    """Devices and how they are connected: by levels, of which a node is the nearest, and by named exceptions.
 
     Raises:
         InvalidInput: a cluster without devices, duplicate names, an unknown device type, a memory, speed or bandwidth
-            that is not positive and finite, or a negative latency.
+            that is not positive and finite, a negative latency, or levels that do not lie in each other.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -34,7 +35,9 @@ class Cluster:
     device_types: tuple[DeviceType, ...]
     devices: tuple[Device, ...]
     intra_node: Link
+    """The nearest level: the link between the devices of a node."""
     inter_node: Link
+    """The farthest level: the link between nodes that no other level joins."""
     pair_links: tuple[PairLink, ...] = ()
     overlap: bool = True
     """True if transfers run while the device computes. False if a device waits for them."""
@@ -44,9 +47,17 @@ class Cluster:
     """Tasks that a node runs at full speed at once, if CPU processes share cores. None: each device has its own."""
     host_memory: tuple[HostMemory, ...] = ()
     """Of the nodes for which it is known (see `host_memory_bytes`)."""
+    levels: tuple[LinkLevel, ...] = ()
+    """Levels between `intra_node` and `inter_node`, such as racks and sites, the nearest first."""
 
     def __post_init__(self) -> None:
         _check(self)
+
+    @model_serializer(mode="wrap")
+    def _body(self, body_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A cluster of two levels has the body that it had before there were others.
+        body: dict[str, Any] = body_of(self)
+        return body if self.levels else {field: value for field, value in body.items() if field != "levels"}
 
     @cached_property
     def types(self) -> dict[str, DeviceType]:
@@ -93,7 +104,7 @@ class Cluster:
     @property
     def messages_take_devices(self) -> bool:
         """Whether devices send and receive some of their messages themselves."""
-        links = (self.intra_node, self.inter_node, *(pair.link for pair in self.pair_links))
+        links = (*(level.link for level in self.every_level), *(pair.link for pair in self.pair_links))
         return any(link.processor_seconds or link.processor_seconds_per_byte for link in links)
 
     def link(self, first: int, second: int) -> Link | None:
@@ -102,13 +113,45 @@ class Cluster:
             return None
         if self.pair_links and (exception := self._pairs.get(frozenset((first, second)))):
             return exception
-        return self.intra_node if self.devices[first].node == self.devices[second].node else self.inter_node
+        return self.level(first, second).link
+
+    @cached_property
+    def every_level(self) -> tuple[LinkLevel, ...]:
+        """All levels, the nearest first: `intra_node`, those of `levels`, and `inter_node`."""
+        return every_level(self._nodes, self.intra_node, self.levels, self.inter_node)
+
+    @cached_property
+    def _nodes(self) -> list[str]:
+        return [device.node for device in self.devices]
+
+    @cached_property
+    def _groups(self) -> list[tuple[LinkLevel, tuple[int, ...]]]:
+        return [(level, device_groups(self._nodes, level)) for level in self.every_level]
+
+    def level(self, first: int, second: int) -> LinkLevel:
+        """Return the nearest level that joins two devices (positions in `devices`)."""
+        return next(level for level, groups in self._groups if groups[first] == groups[second])
+
+    def with_level_links(self, links: Mapping[str, Link]) -> "Cluster":
+        """Return the cluster with other links of some levels, given by the names of the levels."""
+        return replace(
+            self,
+            intra_node=links.get(INSIDE, self.intra_node),
+            inter_node=links.get(BETWEEN, self.inter_node),
+            levels=tuple(replace(level, link=links.get(level.name, level.link)) for level in self.levels),
+        )
+
+    def with_every_link(self, change: Callable[[Link], Link]) -> "Cluster":
+        """Return the cluster with all of its links changed: those of levels and those of pairs."""
+        pairs = tuple(replace(pair, link=change(pair.link)) for pair in self.pair_links)
+        changed = self.with_level_links({level.name: change(level.link) for level in self.every_level})
+        return replace(changed, pair_links=pairs)
 
     @cached_property
     def link_levels(self) -> LinkLevels:
-        """The devices in groups of near ones, whether the links are given by node or pair by pair."""
-        if not self.pair_links:
-            return LinkLevels.of_nodes([device.node for device in self.devices], self.intra_node, self.inter_node)
+        """The devices in groups of near ones, whether the links are given by node, by level or pair by pair."""
+        if not self.pair_links and not self.levels:
+            return LinkLevels.of_nodes(self._nodes, self.intra_node, self.inter_node)
         return LinkLevels.of_pairs(len(self.devices), self._link_between)
 
     def _link_between(self, first: int, second: int) -> Link:
@@ -166,12 +209,14 @@ class Cluster:
         known = {device.name: device for device in self.devices}
         if unknown := [name for name in names if name not in known]:
             raise InvalidInput(f"no device is named '{unknown[0]}'", where=f"cluster '{self.name}'")
+        nodes = {known[name].node for name in names}
         return replace(
             self,
             name=f"{self.name} ({len(names)} of {len(known)} devices)",
             devices=tuple(known[name] for name in names),
             pair_links=tuple(pair for pair in self.pair_links if {pair.first, pair.second} <= set(names)),
-            host_memory=tuple(each for each in self.host_memory if each.node in {known[name].node for name in names}),
+            host_memory=tuple(each for each in self.host_memory if each.node in nodes),
+            levels=levels_of(self.levels, nodes),
         )
 
     @staticmethod
@@ -209,7 +254,8 @@ class Cluster:
 def without_default_fields(cluster: dict[str, Any]) -> dict[str, Any]:
     """Return the body of a cluster as fingerprints use it.
 
-    Clusters of schema version 1 did not say `duplex`, nor anything about the memory of nodes or the work of a byte.
+    Clusters of schema version 1 did not say `duplex`, nor anything about the memory of nodes or the work of a byte. A
+    cluster of two levels has no field `levels`.
     """
     link, kind = {"processor_seconds_per_byte": 0.0}, {"host_bandwidth_bytes_per_second": HOST_BANDWIDTH}
     pairs: list[dict[str, Any]] = cluster["pair_links"]
@@ -260,12 +306,13 @@ def _check(cluster: Cluster) -> None:
             raise InvalidInput(f"host_memory names node '{node}' {count} times", where=where)
     for each in cluster.host_memory:
         check_not_negative(each.bytes, f"{where}, host_memory of node '{each.node}'")
+    check_levels(cluster.levels, nodes, where)
     _check_links(cluster, where)
 
 
 def _check_links(cluster: Cluster, where: str) -> None:
     names = {device.name for device in cluster.devices}
-    links = {"intra_node": cluster.intra_node, "inter_node": cluster.inter_node}
+    links = {level.name: level.link for level in cluster.every_level}
     for pair in cluster.pair_links:
         for end in (pair.first, pair.second):
             if end not in names:

@@ -15,6 +15,12 @@ processor_bandwidth = "2.5 GB/s"    # optional: how fast such a device copies a 
 latency = "15 us"
 bandwidth = "100 Gb/s"              # Gb is bits, GB is bytes
 
+[[levels]]                          # optional: nodes that are nearer to each other than inter_node says
+name = "rack"                       # the nearest level comes first
+nodes = [["n0", "m0"], ["m[1-7]"]]  # the nodes of each group, or patterns of their names
+latency = "10 us"
+bandwidth = "200 Gb/s"
+
 [device_types.v100]
 memory = "16 GB"
 peak = "15.7 TFLOP/s"
@@ -40,17 +46,31 @@ latency = "5 us"
 bandwidth = "25 GB/s"
 """
 
+import fnmatch
 from collections.abc import Iterator
 from pathlib import Path
 
-from graphpipe.cluster.device import HOST_BANDWIDTH, ClusterFields, Device, DeviceType, HostMemory, Link, PairLink
-from graphpipe.errors import InvalidInput
+from graphpipe.cluster.device import (
+    HOST_BANDWIDTH,
+    ClusterFields,
+    Device,
+    DeviceType,
+    HostMemory,
+    Link,
+    LinkLevel,
+    PairLink,
+)
+from graphpipe.errors import InvalidInput, nearest
 from graphpipe.files.toml import read_toml
 from graphpipe.files.toml_section import Section
 from graphpipe.units import parse_bytes, parse_flops, parse_rate, parse_seconds
 
 LAUNCH_SECONDS = 5e-6
 """Assumed if the file does not give `launch`."""
+_KEYS = (
+    *("name", "overlap", "duplex", "cores_per_node"),
+    *("intra_node", "inter_node", "levels", "device_types", "nodes", "pair_links"),
+)
 _LINK_KEYS = ("latency", "bandwidth", "processor", "processor_bandwidth")
 HALF_PEAK_SECONDS = 64e-6
 """Time at peak of a kernel that reaches half of the peak. Assumed, as in the presets, if the file does not give
@@ -65,9 +85,7 @@ def file_fields(path: str | Path) -> ClusterFields:
             wrong type or out of range (the key is named).
     """
     root = Section(read_toml(path)[1], str(path))
-    root.only(
-        "name", "overlap", "duplex", "cores_per_node", "intra_node", "inter_node", "device_types", "nodes", "pair_links"
-    )
+    root.only(*_KEYS)
     types = root.section("device_types")
     nodes = root.sections("nodes")
     needs_inter = "inter_node" in root.table or len(nodes) > 1 or any("count" in node.table for node in nodes)
@@ -77,6 +95,9 @@ def file_fields(path: str | Path) -> ClusterFields:
         devices=tuple(device for node in nodes for device in _devices(node, list(types.table))),
         intra_node=_link(root.section("intra_node")),
         inter_node=_link(root.section("inter_node" if needs_inter else "intra_node")),
+        levels=tuple(
+            _level(level, [name for node in nodes for name in _names(node)]) for level in root.sections("levels")
+        ),
         pair_links=tuple(_pair_link(pair) for pair in root.sections("pair_links")),
         overlap=root.flag("overlap", True),
         duplex=root.flag("duplex", False),
@@ -88,6 +109,21 @@ def file_fields(path: str | Path) -> ClusterFields:
 def _link(section: Section) -> Link:
     section.only(*_LINK_KEYS)
     return _latency_and_bandwidth(section)
+
+
+def _level(section: Section, nodes: list[str]) -> LinkLevel:
+    section.only("name", "nodes", *_LINK_KEYS)
+    groups = tuple(tuple(_matching(section, name, nodes)) for name in section.lists("nodes"))
+    return LinkLevel(name=section.text("name"), link=_latency_and_bandwidth(section), nodes=groups)
+
+
+def _matching(section: Section, patterns: list[str], nodes: list[str]) -> Iterator[str]:
+    for pattern in patterns:
+        if not (names := fnmatch.filter(nodes, pattern)):
+            raise InvalidInput(
+                f"names no node with '{pattern}'", where=section.at("nodes"), remedy=nearest(pattern, nodes)
+            )
+        yield from names
 
 
 def _pair_link(section: Section) -> PairLink:

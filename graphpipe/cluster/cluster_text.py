@@ -20,8 +20,12 @@ def _lines(cluster: Cluster) -> Iterator[str]:
     yield f"duplex = {json.dumps(cluster.duplex)}"
     if cluster.cores_per_node is not None:
         yield f"cores_per_node = {cluster.cores_per_node}"
-    yield from ("", "[intra_node]", *_link(cluster.intra_node))
-    yield from ("", "[inter_node]", *_link(cluster.inter_node))
+    near, *levels, far = cluster.every_level
+    for level in (near, far):
+        yield from ("", f"[{level.name}]", *_link(level.link))
+    for level in levels:
+        groups = json.dumps(level.nodes)
+        yield from ("", "[[levels]]", f"name = {json.dumps(level.name)}", f"nodes = {groups}", *_link(level.link))
     for kind in cluster.device_types:
         yield from ("", f"[device_types.{json.dumps(kind.name)}]", *_type(kind))
     host_memory = {each.node: each.bytes for each in cluster.host_memory}

@@ -30,6 +30,18 @@ class Link:
         return self.latency_seconds + count / self.bandwidth_bytes_per_second if count else 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkLevel:
+    """The link between nodes that are near each other, such as those of one rack or one site."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    name: str
+    link: Link
+    nodes: tuple[tuple[str, ...], ...]
+    """Groups of nodes. Two devices have this link if a group has the nodes of both, and no nearer level joins them."""
+
+
 def slowest_seconds(links: Iterable[Link | None], count: float) -> float:
     """Return the seconds that `count` bytes take over the slowest of some links. None, inside a device, takes 0."""
     return max(link.seconds(count) if link else 0.0 for link in links)
@@ -97,6 +109,7 @@ class ClusterFields(TypedDict):
     devices: tuple[Device, ...]
     intra_node: Link
     inter_node: Link
+    levels: NotRequired[tuple[LinkLevel, ...]]
     pair_links: NotRequired[tuple[PairLink, ...]]
     overlap: NotRequired[bool]
     duplex: NotRequired[bool]

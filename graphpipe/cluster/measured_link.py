@@ -1,11 +1,12 @@
 """A link that was measured between two ranks, and a cluster with the measured figures."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from statistics import median
 
 from graphpipe.cluster.cluster import Cluster
 from graphpipe.cluster.device import Link
+from graphpipe.cluster.levels import BETWEEN, INSIDE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,17 +20,27 @@ class MeasuredLink:
 
 
 def with_links(cluster: Cluster, measured: Sequence[MeasuredLink]) -> Cluster:
-    """Return the cluster with measured links: of both levels, the median of each figure over the pairs of the level.
+    """Return the cluster with measured links: of each level, the median of each figure over the pairs of the level.
 
     A level without a measurement keeps its figures, except that the links of a single node are all alike. Links of
     single pairs stay.
     """
-    inside = [each.link for each in measured if each.same_host]
-    between = [each.link for each in measured if not each.same_host]
-    intra = _median(inside) if inside else cluster.intra_node
-    one_node = len({device.node for device in cluster.devices}) == 1
-    inter = _median(between) if between else intra if one_node else cluster.inter_node
-    return replace(cluster, intra_node=intra, inter_node=inter)
+    links: dict[str, list[Link]] = {}
+    for each in measured:
+        links.setdefault(_level(cluster, each), []).append(each.link)
+    medians = {level: _median(known) for level, known in links.items()}
+    if len({device.node for device in cluster.devices}) == 1:
+        medians = {BETWEEN: medians.get(INSIDE, cluster.intra_node)} | medians
+    return cluster.with_level_links(medians)
+
+
+def _level(cluster: Cluster, measured: MeasuredLink) -> str:
+    # Where ranks started decides what is inside a host, and the cluster which hosts are near each other.
+    if measured.same_host:
+        return INSIDE
+    known = max(measured.first, measured.second) < len(cluster.devices)
+    level = cluster.level(measured.first, measured.second).name if known else BETWEEN
+    return BETWEEN if level == INSIDE else level
 
 
 def _median(links: Sequence[Link]) -> Link:

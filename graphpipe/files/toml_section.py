@@ -42,6 +42,14 @@ class Section:
         numbered = Section({f"{key}[{number}]": entry for number, entry in enumerate(entries)}, self.where)
         return [numbered.section(name) for name in numbered.table]
 
+    def lists(self, key: str) -> list[list[str]]:
+        """Return a list of lists of strings."""
+        expected = "a list of lists of strings"
+        groups = self._value(key, list, expected)
+        if not all(isinstance(group, list) and all(isinstance(name, str) for name in group) for group in groups):
+            raise InvalidInput(f"is {groups!r}, must be {expected}", where=self.at(key))
+        return groups
+
     def text(self, key: str, default: str | None = None) -> str:
         """Return a string."""
         return self._value(key, str, "a string", default)

@@ -31,8 +31,8 @@ def cluster_toml(cluster: Cluster) -> str:
         held[device.type] = held.get(device.type, 0) + 1
     lines = [f'name = "{_escaped(cluster.name)}"', f"overlap = {str(cluster.overlap).lower()}"]
     lines += [f"duplex = {str(cluster.duplex).lower()}"]
-    for level, link in (("intra_node", cluster.intra_node), ("inter_node", cluster.inter_node)):
-        lines += ["", f"[{level}]", *_link(link)]
+    for level in (cluster.every_level[0], cluster.every_level[-1]):
+        lines += ["", f"[{level.name}]", *_link(level.link)]
     for kind in cluster.device_types:
         lines += [
             "",

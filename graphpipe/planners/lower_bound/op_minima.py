@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from graphpipe.cluster import Cluster
 from graphpipe.costs import CostModel, StageMemory
 from graphpipe.planners.problem.partition import Problem
 
@@ -131,14 +132,16 @@ def _update_seconds(problem: Problem, costs: CostModel, degree: int, parts: int,
     per_byte = np.full(len(problem.graph.ops), problem.costs.optimizer_seconds_per_parameter_byte / parts)
     if degree > 1:
         seen = np.array([op.name not in hidden for op in problem.graph.ops])
-        per_byte[seen] += 2 * (degree - 1) / degree / _bandwidth(problem, degree)
+        per_byte[seen] += 2 * (degree - 1) / degree / ring_bandwidth(problem.cluster, degree)
     return costs.op_bytes.least_trainable * per_byte
 
 
-def _bandwidth(problem: Problem, degree: int) -> float:
-    """Return an upper bound on a ring's bandwidth; a ring larger than every node has links between nodes."""
-    cluster = problem.cluster
-    links = [cluster.inter_node, *(pair.link for pair in cluster.pair_links)]
-    if degree <= max(Counter(device.node for device in cluster.devices).values()):
-        links.append(cluster.intra_node)
+def ring_bandwidth(cluster: Cluster, degree: int) -> float:
+    """Return an upper bound on the bandwidth of a ring over `degree` devices, in bytes per second.
+
+    A ring that is larger than every group of a level has a link of a farther one.
+    """
+    size = Counter(device.node for device in cluster.devices)
+    wide = [level for level in cluster.every_level if degree <= max(sum(map(size.__getitem__, g)) for g in level.nodes)]
+    links = [cluster.inter_node, *(level.link for level in wide), *(pair.link for pair in cluster.pair_links)]
     return max(link.bandwidth_bytes_per_second for link in links)

@@ -113,9 +113,4 @@ def _fast_links(plan: Plan) -> Plan:
     def fast(link: Link) -> Link:
         return replace(link, latency_seconds=0.0, bandwidth_bytes_per_second=1e18)
 
-    cluster = plan.cluster
-    pairs = tuple(replace(pair, link=fast(pair.link)) for pair in cluster.pair_links)
-    faster = replace(
-        cluster, intra_node=fast(cluster.intra_node), inter_node=fast(cluster.inter_node), pair_links=pairs
-    )
-    return replace(plan, cluster=faster, prediction=None)
+    return replace(plan, cluster=plan.cluster.with_every_link(fast), prediction=None)

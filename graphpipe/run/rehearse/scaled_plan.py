@@ -44,9 +44,8 @@ def scaled_plan(plan: Plan, limits: Limits, link: Link) -> Plan:
     ops = tuple(replace(op, parameter_bytes=op.parameter_bytes * shrink) for op in plan.graph.ops)
     shared = tuple(replace(parameter, bytes=parameter.bytes * shrink) for parameter in plan.graph.shared)
     graph = replace(plan.graph, ops=ops, shared=shared)
-    cluster: Cluster = replace(
-        plan.cluster, intra_node=link, inter_node=link, pair_links=(), overlap=True, cores_per_node=None
-    )
+    alike = plan.cluster.with_every_link(lambda _: link)
+    cluster: Cluster = replace(alike, pair_links=(), levels=(), overlap=True, cores_per_node=None)
     return replace(
         plan,
         graph=graph,
