@@ -3,7 +3,9 @@
 import argparse
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
+from datetime import date
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -102,3 +104,31 @@ def test_a_verb_from_outside(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     monkeypatch.setitem(VERBS, "greet", SimpleNamespace(add=add))
     assert main(["greet"]) == 0
     assert capsys.readouterr().out == "hello\n"
+
+
+def test_the_changelog_and_the_package_have_one_version() -> None:
+    page = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## (.*)$", page, re.MULTILINE)
+    assert headings[0] == "Unreleased"
+    releases = [re.fullmatch(r"(\d+\.\d+\.\d+) \((.*)\)", heading) for heading in headings[1:]]
+    assert all(releases)
+    dates = [date.fromisoformat(release[2]) for release in releases if release]
+    assert dates == sorted(dates, reverse=True)
+    package = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert releases[0]
+    assert releases[0][1] == package["version"]
+    for text in re.split(r"^## .*$", page, flags=re.MULTILINE)[2:]:
+        assert re.findall(r"^### (.*)$", text, re.MULTILINE) == ["Added", "Changed", "Fixed"]
+
+
+def test_the_owners_of_code_own_paths_that_exist() -> None:
+    lines = (ROOT / ".github" / "CODEOWNERS").read_text(encoding="utf-8").splitlines()
+    rules = [line.split() for line in lines if line and not line.startswith("#")]
+    assert rules[0][0] == "*"
+    assert all((ROOT / path.strip("/")).exists() for path, *_ in rules[1:])
+    assert all(owners and all(owner.startswith("@") for owner in owners) for _, *owners in rules)
+
+
+def test_git_runs_what_make_lint_runs() -> None:
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    assert re.findall(r"entry: (.*)", hooks) == ["make lint"]

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import pkgutil
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -135,6 +136,21 @@ def test_a_room_imports_only_rooms_below_it(name: str) -> None:
 def test_torch_stays_in_its_rooms(name: str) -> None:
     if "torch" in {other.split(".")[0] for other in imported(name)}:
         assert room(name).split("/")[0] in TORCH_ROOMS
+
+
+def test_contributing_lists_the_rooms_that_there_are() -> None:
+    """`link_profile` was missing in both lists."""
+    page = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    listed = re.search(r"only the rooms before it in this list:\n\n((?: {4}.*\n)+)", page)
+    assert listed
+    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert listed[1].replace(",", " ").split() == [name for name in ROOMS if name in folders]
+    torch_rooms = re.search(r"Torch is imported only in (.*?)\. ", page, re.DOTALL)
+    assert torch_rooms
+    assert tuple(re.findall(r"`(\w+)`", torch_rooms[1])) == TORCH_ROOMS
+    for room, text in re.findall(r"`(\w+)` has (`.*?), for example\.", page, re.DOTALL):
+        named = [f"{room}/{name}" for name in re.findall(r"`(\w+)`", text)]
+        assert named == [name for name in ROOMS if name in named]
 
 
 def test_no_import_cycles_lazy_ones_included() -> None:
