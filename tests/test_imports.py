@@ -173,7 +173,7 @@ def test_every_module_can_be_imported_by_its_dotted_name() -> None:
             assert getattr(found["found"], "__name__", "") == name
 
 
-@pytest.mark.parametrize("tree", ["graphpipe", "bench"])
+@pytest.mark.parametrize("tree", ["graphpipe", "bench", "tests"])
 def test_a_folder_holds_at_most_14_files(tree: str) -> None:
     paths = [path for path in (PACKAGE.parent / tree).rglob("*.py") if path.name not in ("__init__.py", "conftest.py")]
     counts = Counter(path.parent for path in paths)

@@ -3,7 +3,8 @@
     operators   o1 o2 | o3 | o4 o5 o6 | o7        cut so that the slowest stage is fastest
     devices      0 1    2     3 4 5     6         replicated if one device is too slow
 
-The published algorithm, over antichain states and levels of the network, is in `tests/support/published_pipedream.py`.
+The published algorithm, over antichain states and levels of the network, is in
+`tests/support/planning/published_pipedream.py`.
 
 References:
     Narayanan et al.: PipeDream: generalized pipeline parallelism for DNN training. SOSP 2019, section 3.1.

@@ -4,7 +4,7 @@
     image  v1 v2 v3  head  ... a sequential pipeline, in which every stage follows the one before it
 
 The published algorithm on its own inputs, with its two memory variants per node and tensor parallelism, is in
-`tests/support/published_piper.py`. Here a stage recomputes entirely or not at all, without tensor parallelism.
+`tests/support/planning/published_piper.py`. Here a stage recomputes entirely or not at all, without tensor parallelism.
 
 References:
     Tarnawski, Narayanan, Phanishayee: Piper: multidimensional planner for DNN parallelization. NeurIPS 2021,

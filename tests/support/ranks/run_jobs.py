@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-sys.path += [str(Path(__file__).parents[up] / folder) for up, folder in ((1, ""), (1, "models"), (3, ""))]
+sys.path += [str((Path(__file__).parents[1] / each).resolve()) for each in ("", "models", "models/splits", "../..")]
 
 from bench.running.hosts.listeners import listeners
 from graphpipe.errors import InvalidInput, PeerLost, PeerStalled

@@ -18,7 +18,8 @@ import torch.distributed as dist
 
 if __name__ == "__main__":
     support = Path(__file__).parents[1]
-    sys.path[:0] = [str(support), str(support / "models"), str(support.parents[1])]
+    folders = ("", "models", "models/splits", "ranks/memory", "../..")
+    sys.path[:0] = [str((support / folder).resolve()) for folder in folders]
 
 from forked_programs import forked_programs
 
