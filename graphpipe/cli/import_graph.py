@@ -5,6 +5,7 @@ from pathlib import Path
 
 from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
+from graphpipe.cluster.cluster_text import cluster_text
 from graphpipe.errors import InvalidInput
 from graphpipe.files.text_file import write_text
 from graphpipe.graph.import_pipedream import read_pipedream
@@ -102,7 +103,6 @@ def _import_folder(args: argparse.Namespace, output: Output) -> int:
 
 def _import_pipeedge(args: argparse.Namespace, output: Output) -> int:
     from graphpipe.importers.read_pipeedge import read_pipeedge
-    from graphpipe.importers.write_plan_parts import cluster_toml
 
     hosts = None if args.hosts is None else dict(map(_host_count, args.hosts.split(",")))
     found = read_pipeedge(args.file, model=args.model, hosts=hosts, samples=args.samples)
@@ -110,7 +110,7 @@ def _import_pipeedge(args: argparse.Namespace, output: Output) -> int:
     costs, cluster = f"{base}.costs.json", f"{base}.cluster.toml"
     graph.save(args.output)
     found.costs.save(costs)
-    write_text(cluster, cluster_toml(found.cluster))
+    write_text(cluster, cluster_text(found.cluster))
     output.show(
         f"{args.output}: graph '{graph.name}', {len(graph.ops)} operators, {len(graph.edges)} edges",
         f"{costs}: seconds on {len(found.cluster.device_types)} device types",

@@ -15,7 +15,7 @@ def cluster_text(cluster: Cluster) -> str:
 
 
 def _lines(cluster: Cluster) -> Iterator[str]:
-    yield f"name = {json.dumps(cluster.name)}"
+    yield f"name = {_text(cluster.name)}"
     yield f"overlap = {json.dumps(cluster.overlap)}"
     yield f"duplex = {json.dumps(cluster.duplex)}"
     if cluster.cores_per_node is not None:
@@ -24,20 +24,31 @@ def _lines(cluster: Cluster) -> Iterator[str]:
     for level in (near, far):
         yield from ("", f"[{level.name}]", *_link(level.link))
     for level in levels:
-        groups = json.dumps(level.nodes)
-        yield from ("", "[[levels]]", f"name = {json.dumps(level.name)}", f"nodes = {groups}", *_link(level.link))
+        groups = ", ".join(f"[{', '.join(map(_text, nodes))}]" for nodes in level.nodes)
+        yield from ("", "[[levels]]", f"name = {_text(level.name)}", f"nodes = [{groups}]", *_link(level.link))
     for kind in cluster.device_types:
-        yield from ("", f"[device_types.{json.dumps(kind.name)}]", *_type(kind))
+        yield from ("", f"[device_types.{_text(kind.name)}]", *_type(kind))
     host_memory = {each.node: each.bytes for each in cluster.host_memory}
     for node, devices in groupby(cluster.devices, lambda device: device.node):
         counts = Counter(device.type for device in devices)
-        kinds = ", ".join(f"{json.dumps(kind)} = {count}" for kind, count in counts.items())
-        yield from ("", "[[nodes]]", f"name = {json.dumps(node)}", f"devices = {{ {kinds} }}")
+        kinds = ", ".join(f"{_text(kind)} = {count}" for kind, count in counts.items())
+        yield from ("", "[[nodes]]", f"name = {_text(node)}", f"devices = {{ {kinds} }}")
         if node in host_memory:
             yield f"host_memory = {host_memory[node]!r}"
     for pair in cluster.pair_links:
-        ends = (f"first = {json.dumps(pair.first)}", f"second = {json.dumps(pair.second)}")
+        ends = (f"first = {_text(pair.first)}", f"second = {_text(pair.second)}")
         yield from ("", "[[pair_links]]", *ends, *_link(pair.link))
+
+
+def _text(text: str) -> str:
+    # JSON escapes a letter beyond 16 bits as two, which TOML refuses, and leaves the control character DEL as it is.
+    return '"' + "".join(map(_letter, text)) + '"'
+
+
+def _letter(letter: str) -> str:
+    if letter == "\x7f" or ord(letter) > 0xFFFF:
+        return f"\\U{ord(letter):08x}"
+    return json.dumps(letter)[1:-1]
 
 
 def _link(link: Link) -> Iterator[str]:

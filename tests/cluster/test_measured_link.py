@@ -38,7 +38,7 @@ def test_a_cluster_is_read_from_its_text(tmp_path: Path) -> None:
     first, second, *_ = (device.name for device in cluster.devices)
     cluster = replace(
         cluster,
-        name='a "cluster"',
+        name='a "cluster" of \x7f \U0001f680',  # JSON and TOML escape these in other ways
         overlap=False,
         cores_per_node=4,
         intra_node=replace(SLOW, processor_seconds_per_byte=0.25e-9),
