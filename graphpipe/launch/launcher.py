@@ -26,6 +26,7 @@ from graphpipe.launch.local_rendezvous import BACKEND
 from graphpipe.launch.parent_watch import hold_launcher_lock
 from graphpipe.launch.rank_processes import SHUTDOWN_SECONDS
 from graphpipe.launch.run_regrouping import Regroup, run_regrouping
+from graphpipe.model.torch_private import shut_down_within
 from graphpipe.run.comm.rendezvous_store import LOOPBACK, loopback_interface
 from graphpipe.run.faults.rank_status import STATUS_FOLDER, read_statuses
 from graphpipe.user_frames import warn_user
@@ -107,9 +108,9 @@ def _run_agent(
         rdzv_endpoint=f"{LOOPBACK}:{port}",
         local_addr=LOOPBACK,
         max_restarts=0,
-        shutdown_timeout=SHUTDOWN_SECONDS,
         logs_specs=DefaultLogsSpecs(log_dir=logs),
     )
+    shut_down_within(config, SHUTDOWN_SECONDS)
     with kill_hung_ranks(Path(logs), ranks), _silenced_agent():
         try:
             elastic_launch(config, command[0])(*command[1:])

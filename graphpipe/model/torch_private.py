@@ -1,10 +1,13 @@
-"""Every use of private torch API, in one place; each function has a test."""
+"""Every use of private torch API, and every difference between versions of torch; each function has a test.
+
+A difference is told by what the installed torch has, not by its number.
+"""
 
 import copy
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+if TYPE_CHECKING:
+    from torch.distributed.launcher.api import LaunchConfig
 
 # pyright: reportPrivateUsage=false
 
@@ -346,3 +352,12 @@ def current_backward_node() -> Node | None:
 def prepare_ddp_backward(ddp: DistributedDataParallel, roots: Sequence[Tensor]) -> None:
     """Let DDP reduce gradients in the next backward, which begins at `roots`, even if DDP's forward did not run."""
     ddp.reducer.prepare_for_backward(list(roots))
+
+
+def shut_down_within(config: "LaunchConfig", seconds: int) -> None:
+    """Let torch's agent kill a rank that has not ended so many seconds after SIGTERM.
+
+    Torch 2.11 cannot be told this. Its agent waits for 30 s.
+    """
+    if hasattr(config, "shutdown_timeout"):
+        config.shutdown_timeout = seconds

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.launcher.api import LaunchConfig
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
@@ -37,6 +39,7 @@ from graphpipe.model.torch_private import (
     own_buffers,
     prepare_ddp_backward,
     profiling,
+    shut_down_within,
     unflatten,
     unregister_buffer,
     unsaved_buffers,
@@ -300,3 +303,13 @@ def test_sharded_optimizers_are_imported_beside_the_placeholder_of_the_compiler(
     # `inspect` asked the placeholder for its `__file__`, which imported the compiler in the middle of the import of
     # torch.distributed.tensor: a training with `train.shard_optimizer=true` failed in every rank that began.
     subprocess.run([sys.executable, "-c", SHARDED], check=True, timeout=120)
+
+
+def test_the_agent_is_told_when_to_kill_if_it_can_be_told() -> None:
+    # With torch 2.11 no rank could be started: its LaunchConfig has no `shutdown_timeout`.
+    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=1)
+    shut_down_within(config, 3)
+    assert getattr(config, "shutdown_timeout", 3) == 3
+    older: Any = SimpleNamespace()
+    shut_down_within(older, 3)
+    assert not vars(older)
