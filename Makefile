@@ -50,7 +50,7 @@ mutate: $(READY)
 	$(INSTALL) --editable '.[mutate]'
 	$(BIN)/python tests/support/mutate.py $(PART)
 
-# The graphs of the zoo that come with the package: again after a change of the zoo, of the capture or of torch's version.
+# The graphs of the zoo that come with the package: again after a change of the zoo or of the capture.
 zoo-graphs: $(READY)
 	$(BIN)/python tests/support/write_zoo_graphs.py
 

@@ -1,9 +1,9 @@
 """The graphs in the package are those of the zoo's models, and planning for them needs no torch."""
 
 import json
-import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,20 +25,14 @@ assert "torch" not in sys.modules
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_package_has_the_graph_of_every_model_of_the_zoo(name: str) -> None:
-    # After a change of the zoo, of the capture or of torch's version: make zoo-graphs
-    assert find_zoo_graph(name) == new_zoo_graph(name, compare_modes=False)
+    # After a change of the zoo or of the capture: make zoo-graphs. With a new torch, see CONTRIBUTING.md.
+    kept = find_zoo_graph(name)
+    assert kept
+    assert kept == replace(new_zoo_graph(name, compare_modes=False), torch=kept.torch)
 
 
 def test_every_file_is_of_a_model_of_the_zoo() -> None:
     assert zoo_graph_names() == sorted(NAMES)
-
-
-def test_the_versions_of_the_files_and_of_the_tests_are_the_same() -> None:
-    pinned = re.search(r"^torch==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    assert pinned
-    found = find_zoo_graph("mmt")
-    assert found
-    assert found.torch == pinned[1]
 
 
 def test_only_names_of_the_zoo_are_found() -> None:
@@ -47,14 +41,12 @@ def test_only_names_of_the_zoo_are_found() -> None:
         assert find_zoo_graph(name) is None
 
 
-def test_the_graph_of_another_version_of_torch_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Its figures of work may differ, and `train --plan` refuses a plan for another graph.
-    monkeypatch.setattr("graphpipe.zoo_graphs.zoo_graph.versions", lambda _: {"torch": "2.13.0+cpu"})
-    assert find_zoo_graph("mmt-small")
-    monkeypatch.setattr("graphpipe.zoo_graphs.zoo_graph.versions", lambda _: {"torch": "2.14.0"})
-    assert find_zoo_graph("mmt-small") is None
-    monkeypatch.setattr("graphpipe.zoo_graphs.zoo_graph.versions", lambda _: {"torch": "not installed"})
-    assert find_zoo_graph("mmt-small") is None
+def test_the_graphs_serve_every_version_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    # With torch 2.14, every `plan mmt` captured the model again, for five seconds: the file was of torch 2.13.
+    kept = find_zoo_graph("mmt-small")
+    for torch in ("2.11.0", "2.14.1+cu130", "not installed"):
+        monkeypatch.setattr("graphpipe.versions.version", lambda _, torch=torch: torch)
+        assert find_zoo_graph("mmt-small") == kept
 
 
 def test_verbs_on_zoo_models_and_saved_files_do_not_import_torch(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from graphpipe.model.capture.build_ops import tensor_names
 from graphpipe.model.capture.capture import Captured, capture_again
 from graphpipe.model.capture.module_graph.translation import written
 from graphpipe.model.capture.op_splits.split_nodes import split_like
+from graphpipe.model.capture.same_model import other_model, with_graph_of
 from graphpipe.model.dag_module import model_name
 from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.model.split.stage_graph import stage_graph, stage_module
@@ -41,8 +42,8 @@ def split(
             the edges that the model's values need, or calls a submodule with buffers in two stages.
     """
     if captured is not None:
-        captured = split_like(captured, plan.graph)
-        _check_captured(module, plan.graph, captured)
+        captured = with_graph_of(split_like(captured, plan.graph), plan.graph)
+        _check_tensors(module, plan.graph)
     return build_stages(module, plan, captured or capture_for(module, plan.graph), submodules)
 
 
@@ -82,25 +83,20 @@ def capture_for(module: nn.Module, graph: Graph) -> Captured:
         remedy = "Capture the model, and plan for that graph."
         raise InvalidInput(f"graph '{graph.name}' was not captured from a module", where="split", remedy=remedy)
     if model_name(module) != graph.name:
-        raise _other_model(f"it is for {graph.name}, this model is {model_name(module)}")
+        raise other_model(f"it is for {graph.name}, this model is {model_name(module)}")
     origin = replace(graph.origin, split_ops=())
-    captured = split_like(capture_again(module, graph.inputs, origin, compare_modes=False), graph)
-    if captured.graph.fingerprint != graph.fingerprint:
-        raise _other_model(_difference(graph, captured.graph))
-    return captured
+    return with_graph_of(split_like(capture_again(module, graph.inputs, origin, compare_modes=False), graph), graph)
 
 
-def _check_captured(module: nn.Module, graph: Graph, captured: Captured) -> None:
+def _check_tensors(module: nn.Module, graph: Graph) -> None:
     # Less than to capture it again: the graph is the plan's, and the model's tensors are those of its operators.
-    if captured.graph.fingerprint != graph.fingerprint:
-        raise _other_model(_difference(graph, captured.graph))
     tensors = dict(module.named_parameters(remove_duplicate=False))
     for op in graph.ops:
         if missing := [name for name in op.parameters if parameter_of(name) not in tensors]:
-            raise _other_model(f"operator '{op.name}' has parameter '{missing[0]}', which this model does not have")
+            raise other_model(f"operator '{op.name}' has parameter '{missing[0]}', which this model does not have")
         found = sum(_bytes(tensors[parameter_of(name)], ParameterSlice.parse(name)) for name in op.parameters)
         if abs(found - op.parameter_bytes) > _ROUNDING:
-            raise _other_model(
+            raise other_model(
                 f"operator '{op.name}' has {op.parameter_bytes:.0f} bytes of parameters in the plan, {found:.0f} here"
             )
 
@@ -108,34 +104,6 @@ def _check_captured(module: nn.Module, graph: Graph, captured: Captured) -> None
 def _bytes(tensor: Tensor, piece: ParameterSlice | None) -> float:
     whole = tensor.numel() * tensor.element_size()
     return whole * (piece.stop - piece.start) / tensor.shape[piece.dimension] if piece else whole
-
-
-def _other_model(difference: str) -> InvalidInput:
-    remedy = "Capture this model and plan again."
-    return InvalidInput(f"the plan was made for another model: {difference}", where="split", remedy=remedy)
-
-
-def _difference(plan: Graph, model: Graph) -> str:
-    for op in plan.ops:
-        if op.name not in model.index:
-            return f"this model has no operator '{op.name}'"
-    for op in model.ops:
-        if op.name not in plan.index:
-            return f"the plan has no operator '{op.name}'"
-    for field in (
-        "kind",
-        "parameters",
-        "parameter_bytes",
-        "trainable",
-        "whole_batch",
-        "output_bytes_per_sample",
-        "work",
-    ):
-        for op in plan.ops:
-            ours, theirs = getattr(op, field), getattr(model[op.name], field)
-            if ours != theirs:
-                return f"operator '{op.name}' has {field} {ours} in the plan, {theirs} in this model"
-    return "their operators are connected differently"
 
 
 Crossing = Mapping[tuple[int, int], tuple[fx.Node, ...]]
