@@ -1,13 +1,20 @@
 # Two commands on a fresh machine: `make demo` runs the main job, `make test` passes the tests.
 # Each makes its own environment in .venv from the pinned versions in constraints.txt.
-PYTHON ?= python3.11
+#
+# Python is the newest supported one on the path; `make demo PYTHON=/a/python3` takes another. Each is started, because
+# version managers put names on the path of versions that are not installed.
+NAMES := python3.14 python3.13 python3.12 python3.11 python3 python
+SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
+FIND := for each in $(NAMES); do if $$each -c '$(SUPPORTED)' 2>/dev/null; then echo $$each; break; fi; done
+NONE := GraphPipe needs Python 3.11 to 3.14, and the path has none of them: install it (Debian and Ubuntu: apt install \
+  python3 python3-venv; Fedora: dnf install python3; macOS: brew install python), or name it: make demo PYTHON=/a/python3
+PYTHON ?= $(or $(shell $(FIND)),$(error $(NONE)))
 BIN := .venv/bin
 DEMO_READY := .venv/demo-ready
 READY := .venv/ready
-# uv installs three times as fast as pip, so it is taken where it is found.
-INSTALL := $(if $(shell command -v uv),uv pip install --python $(BIN)/python,$(BIN)/pip install) --quiet --constraint constraints.txt
 # `make demo TORCH_INDEX=URL` takes torch from another index, for example from one of builds without CUDA.
 TORCH_INDEX ?=
+ENVIRONMENT := tests/support/make_environment.py
 
 .PHONY: demo test explore lint format docs bench mutate zoo-graphs notebook clean
 
@@ -47,7 +54,7 @@ bench-%: $(READY)
 # Wrong lines that the tests must notice, in parts that go on where they ended: `make mutate`, `make mutate PART=sharding`,
 # `make mutate PART='simulator --sample 150 --seed 0'`.
 mutate: $(READY)
-	$(INSTALL) --editable '.[mutate]'
+	$(BIN)/python $(ENVIRONMENT) mutate
 	$(BIN)/python tests/support/mutate.py $(PART)
 
 # The graphs of the zoo that come with the package: again after a change of the zoo or of the capture.
@@ -61,13 +68,11 @@ notebook: $(READY)
 # An environment is complete only once its file exists, so an interrupted install is simply redone. The demo needs a
 # third of the packages that the tests need.
 $(DEMO_READY): pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(INSTALL) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
-	$(INSTALL) --editable '.[report]'
+	$(PYTHON) $(ENVIRONMENT) report --torch-index '$(TORCH_INDEX)'
 	touch $@
 
 $(READY): $(DEMO_READY)
-	$(INSTALL) --editable '.[dev]'
+	$(BIN)/python $(ENVIRONMENT) dev
 	touch $@
 
 clean:
