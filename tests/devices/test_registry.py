@@ -1,7 +1,6 @@
 """A kind of device from outside the package: registered in one place, then used by every room that computes."""
 
 from pathlib import Path
-from types import MappingProxyType
 
 import pytest
 import torch
@@ -26,8 +25,7 @@ from graphpipe.training.elastic.visible_gpus import visible_gpus
 def kinds(monkeypatch: pytest.MonkeyPatch) -> dict[str, DeviceKind]:
     """Registers for the duration of a test, with the CPU as the only other kind."""
     known: dict[str, DeviceKind] = {"cpu": CPU}
-    monkeypatch.setattr(registry, "_BY_NAME", known)
-    monkeypatch.setattr(registry, "DEVICE_KINDS", MappingProxyType(known))
+    monkeypatch.setattr(registry.DEVICE_KINDS, "_items", known)
     return known
 
 

@@ -73,8 +73,7 @@ def count(plan: gp.Plan) -> Exported:
 def test_a_registered_format_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(registry, "_BY_NAME", dict(registry.EXPORTERS))
-    monkeypatch.setattr(registry, "EXPORTERS", registry._BY_NAME)
+    monkeypatch.setattr(registry.EXPORTERS, "_items", dict(registry.EXPORTERS))
     register_exporter(Exporter(name="count", summary="a number", write=count))
     layered((5,)).save(tmp_path / "plan.json")
     words = ["export", str(tmp_path / "plan.json"), "--format"]

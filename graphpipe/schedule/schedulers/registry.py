@@ -1,60 +1,34 @@
 """The schedulers by name: GraphPipe's own, those of installed packages, and those that a program registers."""
 
-from collections.abc import Mapping
-from functools import cache
-from types import MappingProxyType
-
-from graphpipe.errors import InvalidInput, nearest
+from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
-from graphpipe.plugins import load_plugins
+from graphpipe.plugins import Registry
 from graphpipe.schedule.schedule import Schedule
 from graphpipe.schedule.scheduler import Scheduler
 from graphpipe.schedule.schedulers import forward_only, gpipe, interleaved, kfkb, one_f_one_b, zb_auto, zb_h1
 from graphpipe.schedule.verify import verify
 
-ENTRY_POINTS = "graphpipe.schedulers"
-"""The entry points by which an installed package registers a `Scheduler`, in every process and on the command line."""
 
-_OWN = (one_f_one_b, interleaved, gpipe, kfkb, zb_h1, zb_auto, forward_only)
-_BY_NAME = {module.SCHEDULER.name: module.SCHEDULER for module in _OWN}
-SCHEDULERS: Mapping[str, Scheduler] = MappingProxyType(_BY_NAME)
-"""Every scheduler registered so far."""
-
-
-def register_scheduler(scheduler: Scheduler) -> None:
-    """Register a scheduler, so that it can be chosen by its name.
-
-    Every process needs it. Where other processes than this one build schedules (the command line, training on several
-    ranks), let an installed package register it by an entry point:
-
-        [project.entry-points."graphpipe.schedulers"]
-        reverse = "my_package.reverse:SCHEDULER"
-
-    Raises:
-        InvalidInput: another scheduler has this name, or the scheduler does not flush or keeps several versions of
-            the weights.
-    """
-    where = f"scheduler '{scheduler.name}'"
-    if _BY_NAME.get(scheduler.name, scheduler) != scheduler:
-        raise InvalidInput("another scheduler has this name", where=where, remedy="Choose another name.")
+def _check_traits(scheduler: Scheduler) -> None:
     if not scheduler.flushes or scheduler.weight_versions != 1:
         raise InvalidInput(
             f"declares flushes={scheduler.flushes} and weight_versions={scheduler.weight_versions}, but every stage "
             "keeps one version of its weights and updates it once per mini-batch, after its last backward",
-            where=where,
+            where=f"scheduler '{scheduler.name}'",
             remedy="Declare flushes=True and weight_versions=1, and build such a schedule.",
         )
-    _BY_NAME[scheduler.name] = scheduler
 
 
-def all_schedulers() -> Mapping[str, Scheduler]:
-    """Return `SCHEDULERS`, with those of installed packages.
-
-    Raises:
-        InvalidInput: an installed package's scheduler cannot be imported or registered.
-    """
-    _register_installed()
-    return SCHEDULERS
+SCHEDULERS = Registry(
+    "schedule",
+    Scheduler,
+    "graphpipe.schedulers",
+    own=[module.SCHEDULER for module in (one_f_one_b, interleaved, gpipe, kfkb, zb_h1, zb_auto, forward_only)],
+    check=_check_traits,
+)
+"""Every scheduler registered so far. Every process needs the same ones: where other processes build schedules, as on
+several ranks, let an installed package register yours."""
+register_scheduler, all_schedulers = SCHEDULERS.register, SCHEDULERS.all
 
 
 def find_scheduler(name: str, where: str = "plan, schedule") -> Scheduler:
@@ -67,11 +41,7 @@ def find_scheduler(name: str, where: str = "plan, schedule") -> Scheduler:
     Raises:
         InvalidInput: an unknown name; the nearest is given.
     """
-    if name not in SCHEDULERS:
-        _register_installed()  # Only now, because reading the entry points takes milliseconds.
-    if name not in SCHEDULERS:
-        raise InvalidInput(f"unknown schedule '{name}'", where=where, remedy=nearest(name, list(SCHEDULERS)))
-    return SCHEDULERS[name]
+    return SCHEDULERS.find(name, where)
 
 
 def build_schedule(plan: Plan) -> Schedule:
@@ -99,9 +69,3 @@ def build_unverified(plan: Plan) -> Schedule:
             remedy="Set the schedule to 'forward-only'.",
         )
     return scheduler.build(plan)
-
-
-@cache
-def _register_installed() -> None:
-    for _, scheduler in load_plugins(ENTRY_POINTS, Scheduler):
-        register_scheduler(scheduler)

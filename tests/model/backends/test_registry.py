@@ -1,6 +1,6 @@
 """Backends from outside, those that are missing, and stages that run on them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,13 +34,13 @@ ABSENT = Backend(name="absent", kind="graph", compile=compile_counting, missing=
 
 
 @pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+def registered() -> Iterator[None]:
     """Register two backends for one test."""
-    monkeypatch.setattr(registry, "_BY_NAME", dict(registry.BACKENDS))
-    monkeypatch.setattr(registry, "BACKENDS", registry._BY_NAME)
-    for backend in (COUNTING, ABSENT):
-        register_backend(backend)
     CALLS.clear()
+    with registry.BACKENDS.restored():
+        for backend in (COUNTING, ABSENT):
+            register_backend(backend)
+        yield
 
 
 def plan_of(module: nn.Module, regions: dict[str, tuple[int, int]] | None = None, *, inference: bool = True) -> gp.Plan:

@@ -71,8 +71,7 @@ def only(*names: str) -> Callable[[Op], bool]:
 @pytest.fixture
 def setting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[gp.Plan, StagePlacement]]:
     """Return a function that places four slow layers on the given backends."""
-    monkeypatch.setattr(registry, "_BY_NAME", dict(registry.BACKENDS))
-    monkeypatch.setattr(registry, "BACKENDS", registry._BY_NAME)
+    monkeypatch.setattr(registry.BACKENDS, "_items", dict(registry.BACKENDS))
     COMPILED.clear()
     torch.manual_seed(0)
     layers = nn.Sequential(Slow(4), Slow(4), Slow(4), Slow(4))
@@ -87,7 +86,7 @@ def setting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[gp.Plan, Sta
         *backends: Backend, cache: Path | None = None, search_seconds: float = 1e9
     ) -> tuple[gp.Plan, StagePlacement]:
         for backend in backends:
-            registry._BY_NAME[backend.name] = backend  # pyright: ignore[reportIndexIssue]
+            registry.BACKENDS.register(backend)
         options = PlaceOptions(
             backends=tuple(each.name for each in backends),
             rounds=3,

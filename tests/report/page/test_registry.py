@@ -24,11 +24,8 @@ ENERGY = Panel(name="energy", title="Energy", build=lambda subject: "<p>240 J</p
 
 @pytest.fixture(autouse=True)
 def only_for_one_test() -> Iterator[None]:
-    known = dict(all_panels())
-    yield
-    registry._BY_NAME.clear()
-    registry._BY_NAME.update(known)
-    registry._register_installed.cache_clear()
+    with registry.PANELS.restored():
+        yield
 
 
 def test_a_registered_panel_is_shown(tmp_path: Path) -> None:
@@ -49,7 +46,6 @@ def test_the_panel_of_an_installed_package_is_shown(tmp_path: Path, monkeypatch:
     (declared / "METADATA").write_text("Metadata-Version: 2.1\nName: energy_panel\nVersion: 1\n")
     (declared / "entry_points.txt").write_text("[graphpipe.panels]\nenergy = energy_panel:ENERGY\n")
     monkeypatch.syspath_prepend(tmp_path)
-    registry._register_installed.cache_clear()
     assert write_html(SUBJECT, tmp_path / "report.html")[-1] == "Energy"
     assert "240 J" in (tmp_path / "report.html").read_text()
 

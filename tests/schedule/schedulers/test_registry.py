@@ -14,7 +14,7 @@ from graphpipe.planning.choose_schedule import AS_PLANNED, check_choice, schedul
 from graphpipe.plans import Plan
 from graphpipe.schedule.schedule import Schedule
 from graphpipe.schedule.scheduler import Scheduler
-from graphpipe.schedule.schedulers import one_f_one_b, registry, zb_auto
+from graphpipe.schedule.schedulers import one_f_one_b, zb_auto
 from graphpipe.schedule.schedulers.registry import SCHEDULERS, build_schedule, register_scheduler
 from graphpipe.simulator import step_seconds
 
@@ -41,12 +41,8 @@ SCHEDULER = Scheduler(name="serial", build=build)
 
 @pytest.fixture(autouse=True)
 def only_for_one_test() -> Iterator[None]:
-    known = dict(SCHEDULERS)
-    registry._register_installed.cache_clear()
-    yield
-    registry._BY_NAME.clear()
-    registry._BY_NAME.update(known)
-    registry._register_installed.cache_clear()
+    with SCHEDULERS.restored():
+        yield
 
 
 @pytest.fixture
@@ -114,7 +110,7 @@ def test_auto_takes_a_registered_scheduler_that_is_faster():
 
 def test_a_name_can_be_registered_only_once():
     register_scheduler(SCHEDULERS["1f1b"])
-    with pytest.raises(InvalidInput, match="scheduler '1f1b': another scheduler has this name"):
+    with pytest.raises(InvalidInput, match="schedule '1f1b': another schedule has this name"):
         register_scheduler(Scheduler(name="1f1b", build=zb_auto.build))
 
 

@@ -31,14 +31,10 @@ def install(
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-planners\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[graphpipe.planners]\n{entry_point}\n")
     monkeypatch.syspath_prepend(folder)
-    registry._register_installed.cache_clear()
 
 
 @contextmanager
 def planners_restored() -> Iterator[Mapping[str, Planner]]:
     """Yield the registered planners, and restore them at the end of the block."""
-    known = dict(registry.PLANNERS)
-    yield known
-    registry._BY_NAME.clear()
-    registry._BY_NAME.update(known)
-    registry._register_installed.cache_clear()
+    with registry.PLANNERS.restored() as known:
+        yield known
