@@ -1,7 +1,10 @@
-"""The package's description: README with links that lead somewhere from an index of packages."""
+"""The package: its description has links that lead somewhere, and it brings the files of the demo's training."""
 
+import os
 import re
 import runpy
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,3 +33,17 @@ def test_every_error_is_public_and_documented() -> None:
     page = (ROOT / "docs" / "errors.md").read_text()
     assert errors == set(re.findall(r"::: graphpipe\.(\w+)", page))
     assert all(getattr(graphpipe, name) is vars(graphpipe.errors)[name] for name in errors)
+
+
+def test_an_installed_package_has_the_files_of_the_example(tmp_path: Path) -> None:
+    # `graphpipe demo` of a wheel ended with "examples/digits.toml: is not in this folder".
+    library, empty = tmp_path / "library", tmp_path / "empty"
+    empty.mkdir()
+    build = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(library)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    files = {path.name: path.read_bytes() for path in (ROOT / "examples").glob("digits*")}
+    assert {path.name: path.read_bytes() for path in (library / "graphpipe" / "cli" / "digits").iterdir()} == files
+    write = [sys.executable, "-P", "-m", "graphpipe", "demo", "--files"]
+    done = subprocess.run(write, cwd=empty, env=os.environ | {"PYTHONPATH": str(library)}, timeout=120)
+    assert done.returncode == 0
+    assert {path.name: path.read_bytes() for path in (empty / "examples").iterdir()} == files

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from graphpipe.cli.arguments import Subparsers, add_problem, add_verb
+from graphpipe.cli.example_files import write_example
 from graphpipe.cli.output import Output
 from graphpipe.cli.problem import read_problem
 from graphpipe.cli.report_files import read_subject
 from graphpipe.cli.setting_options import add_settings, read_settings
 from graphpipe.cli.train import run_training
-from graphpipe.errors import InvalidInput
 from graphpipe.planners.baselines.pipedream import PIPEDREAM
 from graphpipe.planners.graphpipe import GRAPHPIPE
 from graphpipe.planners.problem.partition import Problem
@@ -53,17 +53,21 @@ def add(subparsers: Subparsers) -> None:
     parser = add_verb(subparsers, "demo", "show a graph of stages against a chain, then train on real data", EXAMPLE)
     parser.add_argument("-o", "--output", default="runs", metavar="FOLDER", help="for all files (default: runs)")
     parser.add_argument("--no-train", action="store_true", help="end after the comparison")
+    parser.add_argument(
+        "--files", action="store_true", help=f"only write the files of the training ({TRAINING}) that are not there"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Compare, then train, and print where the two pages are."""
     output = Output(args.json)
-    if not args.no_train and not Path(TRAINING).exists():
-        what = "is not in this folder"
-        raise InvalidInput(
-            what, where=TRAINING, remedy="Run the demo in a clone of the repository, or with --no-train."
-        )
+    if args.files or not (args.no_train or Path(TRAINING).exists()):
+        written = [str(path) for path in write_example()]
+        output.show(f"written: {', '.join(written)}" if written else f"{TRAINING} and its files are there already")
+        if args.files:
+            output.emit({"written": written})
+            return 0
     asked = _asked()
     problem, _ = read_problem(asked)
     devices = f"{len(problem.cluster.devices)} emulated {problem.cluster.device_types[0].name.upper()}"

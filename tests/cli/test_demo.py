@@ -7,6 +7,7 @@ import pytest
 from cli_cases import CONFIG, TASK, Run
 
 from graphpipe.cli import demo
+from graphpipe.cli.example_files import NAMES
 from graphpipe.plans import Plan
 
 TINY = {
@@ -43,10 +44,33 @@ def test_the_demo_compares_and_trains(run: Run, tmp_path: Path, monkeypatch: pyt
     assert [stage.name for stage in Plan.load(trained.parent / "plan.json").stages] == ["left", "right", "sum"]
 
 
-def test_outside_of_a_clone_the_demo_names_the_remedy(
+def test_in_an_empty_folder_the_demo_writes_the_files_of_its_training(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # With an installed package it said "examples/digits.toml: is not in this folder".
     monkeypatch.chdir(tmp_path)
+    ran = run("demo", "--files", "--json")
+    assert ran.code == 0, ran.err
+    assert set(ran.json["written"]) == {f"examples/{name}" for name in NAMES}
+    assert {path.name for path in Path("examples").iterdir()} == set(NAMES)
+    ran = run("train", "examples/digits.toml", "--print-config")
+    assert ran.code == 0, ran.err
+
+
+def test_files_that_are_there_are_kept(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("examples").mkdir()
+    Path("examples/digits.toml").write_text("mine")
+    ran = run("demo", "--files")
+    assert ran.code == 0, ran.err
+    assert "examples/digits.toml" not in ran.out
+    assert Path("examples/digits.toml").read_text() == "mine"
+    assert run("demo", "--files").out == "examples/digits.toml and its files are there already\n"
+
+
+def test_a_folder_that_cannot_be_written_is_named(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("examples").write_text("a file")
     ran = run("demo")
-    assert ran.code == 2
-    assert "examples/digits.toml: is not in this folder. Run the demo in a clone" in ran.err
+    assert (ran.code, ran.out) == (2, "")
+    assert "examples: cannot be written: File exists. Start the demo in a folder" in ran.err
