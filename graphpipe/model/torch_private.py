@@ -1,13 +1,10 @@
-"""Every use of private torch API, and every difference between versions of torch; each function has a test.
-
-A difference is told by what the installed torch has, not by its number.
-"""
+"""Every use of private torch API, and every difference between its versions. Each function has a test."""
 
 import copy
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-
-if TYPE_CHECKING:
-    from torch.distributed.launcher.api import LaunchConfig
 
 # pyright: reportPrivateUsage=false
 
@@ -174,13 +168,8 @@ def call_on_fake(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) 
     return func(*args, **kwargs)
 
 
-def flatten(tree: object) -> tuple[list[Any], TreeSpec]:
-    """Return the leaves of nested containers, and the containers without leaves."""
-    return pytree.tree_flatten(tree)
-
-
-def flatten_unless(tree: object, stops: Callable[[object], bool]) -> tuple[list[Any], TreeSpec]:
-    """Return the same, with every part for which `stops` is true as a leaf."""
+def flatten(tree: object, stops: Callable[[object], bool] | None = None) -> tuple[list[Any], TreeSpec]:
+    """Return the leaves of nested containers, and the containers without leaves. Where `stops` is true is a leaf."""
     return pytree.tree_flatten(tree, is_leaf=stops)
 
 
@@ -354,10 +343,7 @@ def prepare_ddp_backward(ddp: DistributedDataParallel, roots: Sequence[Tensor]) 
     ddp.reducer.prepare_for_backward(list(roots))
 
 
-def shut_down_within(config: "LaunchConfig", seconds: int) -> None:
-    """Let torch's agent kill a rank that has not ended so many seconds after SIGTERM.
-
-    Torch 2.11 cannot be told this. Its agent waits for 30 s.
-    """
+def shut_down_within(config: Any, seconds: int) -> None:
+    """Let torch's agent (`LaunchConfig`) kill ranks so long after SIGTERM. That of torch 2.11 always waits for 30 s."""
     if hasattr(config, "shutdown_timeout"):
         config.shutdown_timeout = seconds

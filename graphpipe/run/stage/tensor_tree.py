@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from graphpipe.model.torch_private import TreeSpec, flatten_unless, unflatten
+from graphpipe.model.torch_private import TreeSpec, flatten, unflatten
 
 
 def leaves(tree: object) -> list[Tensor]:
@@ -85,4 +85,4 @@ def rebuild(description: Any) -> Any:
 
 def _flatten_one_level(tree: object) -> tuple[list[Any], TreeSpec]:
     # The direct children of a container, and the structure to rebuild it.
-    return flatten_unless(tree, lambda part: part is not tree)
+    return flatten(tree, lambda part: part is not tree)

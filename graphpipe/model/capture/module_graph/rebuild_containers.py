@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import fx
 
-from graphpipe.model.torch_private import TreeSpec, flatten, flatten_unless, unflatten
+from graphpipe.model.torch_private import TreeSpec, flatten, unflatten
 
 _REPRESENTABLE = (tuple, list, dict)
 
@@ -33,7 +33,7 @@ def rebuild_containers(graph: fx.Graph, arguments: Any, owner: str) -> Any:
         arguments: nested containers of nodes and constants.
         owner: the module whose forward contains the call.
     """
-    parts, spec = flatten_unless(arguments, _needs_a_node)
+    parts, spec = flatten(arguments, _needs_a_node)
     return unflatten([_node(graph, part, owner) if _needs_a_node(part) else part for part in parts], spec)
 
 
