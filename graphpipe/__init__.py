@@ -5,6 +5,8 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import TYPE_CHECKING, Any
 
+from graphpipe.versions import check_requirements
+
 if TYPE_CHECKING:
     from graphpipe.cluster import Cluster
     from graphpipe.costs import CostTable
@@ -88,6 +90,7 @@ def _warn_of_namesake() -> None:
     )
 
 
+check_requirements()
 _warn_of_namesake()
 
 

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 import graphpipe
 import graphpipe.errors
 
@@ -47,3 +49,30 @@ def test_an_installed_package_has_the_files_of_the_example(tmp_path: Path) -> No
     done = subprocess.run(write, cwd=empty, env=os.environ | {"PYTHONPATH": str(library)}, timeout=120)
     assert done.returncode == 0
     assert {path.name: path.read_bytes() for path in (empty / "examples").iterdir()} == files
+
+
+@pytest.mark.parametrize(
+    ("hidden", "sentence"),
+    [
+        (
+            "m.version = lambda name: '2.9.1+cu126'",
+            "graphpipe needs torch 2.11 or newer, and 2.9.1+cu126 is installed: pip install 'torch>=2.11'.",
+        ),
+        (
+            "u.find_spec = lambda name: None if name == 'fcntl' else 1; sys.platform = 'win32'",
+            "graphpipe runs on Linux and macOS, and this Python for win32 has no module fcntl: on Windows, use the "
+            "Windows Subsystem for Linux (WSL).",
+        ),
+    ],
+)
+@pytest.mark.parametrize("program", ["/usr/bin/graphpipe", "-m", "mine.py"])
+def test_what_cannot_work_is_refused_at_import_in_a_sentence(hidden: str, sentence: str, program: str) -> None:
+    # Ranks with too old a torch ended in a TypeError that was called a bug; on Windows no module named fcntl was found.
+    code = f"import importlib.metadata as m, importlib.util as u, sys; {hidden}; sys.argv[0] = {program!r}"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; import graphpipe"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    said = f"ImportError: {sentence}" if program == "mine.py" else f"graphpipe: error: {sentence}"
+    assert done.stderr.splitlines()[-1] == said
+    assert (len(done.stderr.splitlines()) > 1) == (program == "mine.py")

@@ -1,15 +1,12 @@
 """Checks that the installed torch and the GPUs can do what the runtime needs."""
 
-import re
-
 import torch
 
 from graphpipe.devices.device_kind import DeviceKind
 from graphpipe.devices.registry import all_device_kinds
 from graphpipe.doctor import Finding
 from graphpipe.units import format_bytes
-
-OLDEST = (2, 11)
+from graphpipe.versions import OLDEST_TORCH, torch_is_too_old
 
 
 def check_torch() -> list[Finding]:
@@ -19,9 +16,8 @@ def check_torch() -> list[Finding]:
 
 def check_version(version: str) -> Finding:
     """Check the version of torch."""
-    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
-    if numbers < OLDEST:
-        oldest = ".".join(map(str, OLDEST))
+    if torch_is_too_old(version):
+        oldest = ".".join(map(str, OLDEST_TORCH))
         remedy = f"pip install 'torch>={oldest}'."
         return Finding(name="torch", status="problem", what=f"{version}, needs {oldest}", remedy=remedy)
     return Finding(name="torch", status="fine", what=version)
