@@ -1,6 +1,7 @@
 """`graphpipe demo`: a graph of stages against a chain, planned and rehearsed, then a real training."""
 
 import argparse
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,6 +38,7 @@ TRAINING = "examples/digits.toml"
 STAGES = "digits_stages.json"
 """Beside the configuration."""
 
+UNDRAWN = "The demo draws pages where plotly is installed: pip install 'graphpipe-torch[report]'."
 EXAMPLE = "graphpipe demo --no-train"
 
 
@@ -100,16 +102,22 @@ def _compare(output: Output, problem: Problem, asked: argparse.Namespace, folder
         chain.rehearsed.step_seconds / graph.rehearsed.step_seconds,
     )
     page = folder / "graph-against-chain.html"
-    _write_page(f"{problem.graph.name} on {problem.cluster.name}: graph against chain", rehearsed, page)
+    if _draws():
+        _write_page(f"{problem.graph.name} on {problem.cluster.name}: graph against chain", rehearsed, page)
     output.show(
         f"predicted  {_steps(graph.predicted, chain.predicted)}",
         f"rehearsed  {_steps(graph.rehearsed, chain.rehearsed)} (run {scale:.3g} times slower, and divided by it)",
         f"ratio      {ratios[0]:.2f}x predicted, {ratios[1]:.2f}x rehearsed",
         f"Both run {asked.schedule.upper()}. The chain is that of PipeDream's published planner. The best chain of our "
         f"own search is predicted at {format_seconds(strongest)}: {strongest / graph.predicted.step_seconds:.2f}x.",
-        f"both plans and their steps, side by side: {page}",
+        f"both plans and their steps, side by side: {page}" if _draws() else UNDRAWN,
     )
-    return {"ratio_predicted": ratios[0], "ratio_rehearsed": ratios[1], "scale": scale, "comparison": str(page)}
+    found: dict[str, object] = {"ratio_predicted": ratios[0], "ratio_rehearsed": ratios[1], "scale": scale}
+    return found | ({"comparison": str(page)} if _draws() else {})
+
+
+def _draws() -> bool:
+    return find_spec("plotly") is not None
 
 
 def _plan(problem: Problem, asked: argparse.Namespace, planner: str) -> Plan:
@@ -158,6 +166,8 @@ def _train(output: Output, folder: Path) -> dict[str, object]:
     overrides = [f"plan.stages={STAGES}", f"train.epochs={EPOCHS}", f"run.directory={folder}"]
     finished = run_training(output, read_config(TRAINING, overrides))
     page = finished.folder.path / "report.html"
+    if not _draws():
+        return {"accuracy": finished.result.accuracy}
     with waiting("drawing the report"):
         from graphpipe.report.page.report_page import write_html
 

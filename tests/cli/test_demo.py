@@ -44,6 +44,19 @@ def test_the_demo_compares_and_trains(run: Run, tmp_path: Path, monkeypatch: pyt
     assert [stage.name for stage in Plan.load(trained.parent / "plan.json").stages] == ["left", "right", "sum"]
 
 
+@pytest.mark.usefixtures("forked_ranks")
+def test_without_plotly_the_demo_draws_no_pages(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # `pip install graphpipe-torch` brings no plotly: the demo rehearsed for a minute, and then asked for a bug report.
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo, "find_spec", lambda _: None)
+    monkeypatch.setattr(demo, "STEPS", 1)
+    ran = run("demo", "--no-train", "--json", "-o", "out")
+    assert ran.code == 0, ran.err
+    assert ran.err.endswith("The demo draws pages where plotly is installed: pip install 'graphpipe-torch[report]'.\n")
+    assert "comparison" not in ran.json
+    assert not Path("out").exists()
+
+
 def test_in_an_empty_folder_the_demo_writes_the_files_of_its_training(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
