@@ -15,7 +15,7 @@ from graphpipe.run.stage.receive_buffers import NamedTensors
 from graphpipe.run.stage.stage_replica import StageReplica
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # One is made for every task, and a frozen one would take a microsecond longer.
 class StageForward:
     """One forward, which can be computed again. It does not refer to the run, which refers to it."""
 
