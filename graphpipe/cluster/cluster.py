@@ -150,7 +150,7 @@ class Cluster:
     @cached_property
     def link_levels(self) -> LinkLevels:
         """The devices in groups of near ones, whether the links are given by node, by level or pair by pair."""
-        if not self.pair_links and not self.levels:
+        if len(self.devices) == 1 or not (self.pair_links or self.levels):
             return LinkLevels.of_nodes(self._nodes, self.intra_node, self.inter_node)
         return LinkLevels.of_pairs(len(self.devices), self._link_between)
 
