@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import graphpipe as gp
-from bench.record import ROOT
 
 NOTES = "GRAPHPIPE_START_NOTES"
 """The environment variable that names the folder of the notes."""
-EXAMPLES = ROOT / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"  # its process does not know the folder of `bench`
 WIDTH, WORDS, LENGTH, LAYERS = 32, 100, 16, 8
 
 
