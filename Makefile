@@ -16,7 +16,7 @@ READY := .venv/ready
 TORCH_INDEX ?=
 ENVIRONMENT := tests/support/make_environment.py
 
-.PHONY: demo test explore lint format docs bench mutate zoo-graphs notebook clean
+.PHONY: demo test test-portable explore lint format docs bench mutate zoo-graphs notebook clean
 
 demo: $(DEMO_READY)
 	$(BIN)/graphpipe demo
@@ -29,6 +29,10 @@ test: $(READY)
 # The tests of random graphs with other examples at every call; those of `make test` are always the same.
 explore: $(READY)
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --hypothesis-profile explore -m hypothesis
+
+# Launch, training and the doctor without what only Linux has, as on macOS.
+test-portable: $(READY)
+	PYTHONPATH=tests/support/without_linux $(BIN)/pytest --numprocesses 2 --dist loadfile tests/launch tests/training tests/doctor
 
 # Both projects are checked at the same time: pyright uses one core.
 lint: $(READY)

@@ -8,9 +8,8 @@ even if the rank is stopped or its threads cannot run. This works only if the la
 import ctypes
 import os
 import signal
-import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 
@@ -45,8 +44,9 @@ def die_with_launcher() -> None:
     folder = os.environ.get(STATUS_FOLDER)
     if folder is None or not (path := Path(folder) / _LOCK_FILE).exists():
         return
-    if sys.platform == "linux" and path.read_text() == str(os.getppid()):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if path.read_text() == str(os.getppid()):
+        with suppress(AttributeError):  # other systems have no prctl
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     Thread(target=_exit_after_launcher, args=(path,), daemon=True, name="graphpipe-parent-watch").start()
 
 

@@ -4,7 +4,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -17,7 +16,7 @@ from graphpipe.launch import exit_order
 from graphpipe.launch.exit_order import recording_exits
 from graphpipe.launch.first_failure import first_failure
 
-ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux tells when a process has ended")
+ON_LINUX = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux tells when a process has ended")
 
 
 @ON_LINUX

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from forked_programs import FORKS
 from processes import descendants, still_running
 from run_scenarios import build
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -178,6 +179,7 @@ def test_ranks_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
     assert still_running(ranks, 5) == []
 
 
+@pytest.mark.skipif(not FORKS, reason="the launcher is then the parent of its ranks")
 @pytest.mark.usefixtures("forked_ranks")
 def test_ranks_started_by_a_script_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
     """Their parent is the server of the tests, which keeps running. Only the launcher's lock shows that it has died."""

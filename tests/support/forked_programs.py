@@ -1,7 +1,9 @@
 """Programs whose processes are forks of a server that has imported torch already (see fork_server.py)."""
 
+import atexit
 import os
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,6 +17,8 @@ import psutil
 ROOT = Path(__file__).parents[2]
 _SERVER, _CLIENT = (Path(__file__).parent / name for name in ("fork_server.py", "fork_client.py"))
 _SECONDS = 120.0
+FORKS = Path("/proc/self/ns").exists()
+"""Whether programs can be forks of the server: on Linux."""
 
 
 @cache
@@ -45,13 +49,28 @@ def server() -> Path:
 
 @cache
 def forked_programs() -> Path:
-    """Return a folder with `graphpipe`, `python`, `worker` and `torchrun`. They run in forks of the server."""
+    """Return a folder with `graphpipe`, `python`, `worker` and `torchrun`. They run in forks of the server.
+
+    On other systems than Linux they are plain programs, which start more slowly.
+    """
+    if not FORKS:
+        return _plain_programs()
     folder = Path(tempfile.mkdtemp(dir=server().parent))
     for name in ("graphpipe", "python", "worker"):
         _program(folder / name, sys.executable, "-S", "-E", str(_CLIENT), str(server()), name)
     _program(folder / "torchrun", sys.executable, "-m", "torch.distributed.run")
     os.environ["FORKED_PYTHON"] = str(folder / "python")  # `sys.executable` of the forks
     os.environ["SHARED_CAPTURES"] = str(server().parent / "captures")
+    return folder
+
+
+def _plain_programs() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="graphpipe-programs-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for name in ("python", "worker"):
+        _program(folder / name, sys.executable)
+    _program(folder / "graphpipe", sys.executable, "-m", "graphpipe")
+    _program(folder / "torchrun", sys.executable, "-m", "torch.distributed.run")
     return folder
 
 
