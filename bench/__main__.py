@@ -46,9 +46,10 @@ MODULES = {
     "fault-rerouting": "faults.fault_rerouting",
     "counts": "search.counts",
     "faults": "faults.faults",
+    "equivalence": "equivalence",
 }
 """The file of each benchmark. `python -m bench` runs them in this order."""
-BY_NAME = ("rank-gradients", "fault-rerouting", "counts", "faults")
+BY_NAME = ("rank-gradients", "fault-rerouting", "equivalence", "counts", "faults")
 """Are run only by name. The last two take hours, and go on where they ended."""
 
 

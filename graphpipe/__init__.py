@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from graphpipe.cluster import Cluster
     from graphpipe.costs import CostTable
     from graphpipe.costs.analytic import estimate
+    from graphpipe.equivalence.check import check
     from graphpipe.errors import (
         CheckpointCorrupt,
         GraphPipeError,
@@ -65,6 +66,7 @@ _HOMES = {
     "Task": "graphpipe.training.task.task",
     "Trace": "graphpipe.trace",
     "capture": "graphpipe.model.capture.capture",
+    "check": "graphpipe.equivalence.check",
     "choose_backwards": "graphpipe.planning.backwards",
     "estimate": "graphpipe.costs.analytic",
     "from_transformers": "graphpipe.model.own_loss.from_transformers",
@@ -129,6 +131,7 @@ __all__ = [
     "Task",
     "Trace",
     "capture",
+    "check",
     "choose_backwards",
     "estimate",
     "from_transformers",

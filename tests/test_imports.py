@@ -60,6 +60,7 @@ ROOMS = (
     *("run/device", "run/comm", "run/faults", "run/weights", "run/versions"),
     *("run/stage", "run/worker", "run/step", "run/segments", "run"),
     *("run/checkpoint", "run/rehearse", "run/inference"),
+    *("equivalence/steps", "equivalence"),
     *("rehearsal", "launch", "link_profile"),  # rehearsal joins rooms
     *("training/config", "training/task", "training/run_folder", "training/telemetry", "training/elastic", "training"),
     *("inference", "document_schemas", "doctor"),
@@ -72,6 +73,7 @@ TORCH_ROOMS = (
     "model",
     "profiler",
     "run",
+    "equivalence",
     "launch",
     "link_profile",
     "training",

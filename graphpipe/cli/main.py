@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from graphpipe.cli import (
+    check,
     compare,
     completion,
     demo,
@@ -49,6 +50,7 @@ VERBS: dict[str, Verb] = {
     "compare": compare,
     "simulate": simulate,
     "rehearse": rehearse,
+    "check": check,
     "train": train,
     "infer": infer,
     "place": place,

@@ -45,6 +45,9 @@ def add(subparsers: Subparsers) -> None:
         "--torch-profiler", metavar="steps=N", help="record N steps of every rank with torch.profiler, after two others"
     )
     add_settings(parser, PlanSection, only=("cache",))
+    parser.add_argument(
+        "--no-check", action="store_true", help="train without checking the plan against plain PyTorch first"
+    )
     parser.add_argument("--elastic", action="store_true", help="if a rank is lost, continue on the remaining devices")
     parser.add_argument(
         "--fault",
@@ -61,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
     from graphpipe.training.config.from_toml import read_config
     from graphpipe.training.config.settings import with_options
 
-    overrides = [*args.overrides, *_profiler_override(args.torch_profiler), *["plan.cache=false"] * (not args.cache)]
+    switches = [*["plan.cache=false"] * (not args.cache), *["train.check=false"] * args.no_check]
+    overrides = [*args.overrides, *_profiler_override(args.torch_profiler), *switches]
     config = with_options(read_config(args.config, overrides), faults=args.fault, elastic=args.elastic)
     if args.print_config:
         return _print_config(args, config, overrides)

@@ -66,7 +66,7 @@ class Pipeline:
         """The given plan, under the weight policy of the options."""
         self.steps = 0
         """Steps done; with the seed they determine a step's random numbers."""
-        self.world: World = join(self.options.device, self.options.timeout_seconds)
+        self.world: World = join(self.options.device, self.options.timeout_seconds, self.options.alone)
         """This rank among all ranks."""
         self._model = model if isinstance(model, nn.Module) else None
         self._open = True

@@ -16,6 +16,7 @@ from graphpipe.run.faults.check_faults import check_faults, phases_by_rank
 from graphpipe.run.faults.fault import parse_faults
 from graphpipe.simulator.simulate import simulate
 from graphpipe.trace import Trace
+from graphpipe.training.check_task import check_task
 from graphpipe.training.config.settings import RunSettings, TrainConfig
 from graphpipe.training.make_plan import make_plan, use_plan, with_policy_of
 from graphpipe.training.run_folder.run_folder import RunFolder
@@ -61,7 +62,8 @@ def prepare(
     Raises:
         Infeasible: no plan fits in memory.
         InvalidInput: the plan is for another model, mini-batch size or number of ranks; costs or cluster cannot be
-            used; there is no checkpoint to resume from; or another training writes to the folder.
+            used; the plan of a new run trains otherwise than plain PyTorch; there is no checkpoint to resume from; or
+            another training writes to the folder.
         CheckpointCorrupt: every checkpoint is damaged.
     """
     check_loggers(config.train.loggers)
@@ -84,6 +86,8 @@ def prepare(
         every=config.train.checkpoint_every,
         timeout_seconds=config.run.timeout_seconds,
     )
+    if not resume:
+        check_task(config, task, found, captured, tell)
     folder = resume or _new_folder(config.run)
     lock.take(folder)
     folder.faults.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ from graphpipe.run.checkpoint.folder import list_checkpoints, newest_resumable
 from graphpipe.run.checkpoint.manifest import PLAN, TRAINING
 from graphpipe.run.checkpoint.training_state import TrainingState
 from graphpipe.run.comm.rank_placement import RankPlacement
+from graphpipe.training.check_task import check_task
 from graphpipe.training.config.settings import TrainConfig
 from graphpipe.training.elastic.degraded_plan import why_not_reroute, without_devices
 from graphpipe.training.elastic.membership import Membership, note_restart
@@ -101,6 +102,8 @@ def prepare_elastic(
     else:
         found, captured = make_plan(config, task, cluster, tell)
     RankPlacement.of(found, ranks)
+    if not has_checkpoint(folder):
+        check_task(config, task, found, captured, tell)
     folder.path.mkdir(parents=True, exist_ok=True)
     lock.take(folder)
     config.save(folder.config)

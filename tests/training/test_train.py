@@ -93,7 +93,8 @@ def test_a_configuration_and_a_plan_may_be_values(config: Path) -> None:
     assert first.folder.path == Path("runs/run-1")
     assert plans == [first.plan]
     assert first.plan.prediction is not None
-    assert lines == [f"training on {len(first.plan.used_devices)} local processes, into runs/run-1"]
+    assert lines[0].startswith("this plan trains ")
+    assert lines[-1] == f"training on {len(first.plan.used_devices)} local processes, into runs/run-1"
     assert (first.result.steps, first.rank) == (2, 0)
     resumed = gp.train(
         settings, overrides=["train.steps=3"], plan=first.plan, resume=first.folder.path, tell=lines.append

@@ -202,12 +202,13 @@ class World:
             yield group
 
 
-def join(device: torch.device | str | None, timeout_seconds: float) -> World:
+def join(device: torch.device | str | None, timeout_seconds: float, alone: bool = False) -> World:
     """Join the world that torchrun's environment describes, or that the caller has initialised.
 
     Args:
         device: where to compute; None is the accelerator with the number LOCAL_RANK, such as `cuda:0`, or else the CPU.
         timeout_seconds: how long to wait for a peer that neither answers nor dies.
+        alone: be a world of one rank, whatever was started or initialised.
 
     Raises:
         InvalidInput: the environment is incomplete, or its port cannot be used.
@@ -217,7 +218,7 @@ def join(device: torch.device | str | None, timeout_seconds: float) -> World:
     timeout = timedelta(seconds=timeout_seconds)
     ready = dist.is_available() and dist.is_initialized()
     size = dist.get_world_size() if ready else int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1:
+    if alone or size == 1:
         return World(rank=0, size=1, device=place, timeout=timeout)
     if not ready:
         _initialise(kind_of(place).backend, size, timeout)

@@ -47,6 +47,8 @@ class PipelineOptions:
     """With step, stage, micro-batch and replica it determines all random numbers, wherever a stage runs."""
     device: torch.device | str | None = None
     """Where this rank computes. None is the accelerator with the number LOCAL_RANK (`cuda:0`), or else the CPU."""
+    alone: bool = False
+    """This process plays all devices of the plan, also if it was started as one of several ranks."""
     check_finite: bool = True
     """Check every stage's outputs, and its gradients before the update, for NaN and infinity, so that the error names
     the first stage and micro-batch. If False, a step is refused only if its loss is not finite."""

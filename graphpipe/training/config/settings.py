@@ -51,6 +51,9 @@ class TrainSettings:
     checkpoint. The mini-batches of all these steps are in memory at once."""
     loggers: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Loggers of loss, throughput and memory, besides metrics.jsonl. Each needs the extra of the same name."""
+    check: bool = True
+    """Before the first step of a new run, train a few samples in plain PyTorch and as the plan cuts and divides them,
+    and refuse to train if they differ (docs/checks.md). `--no-check` sets this to false."""
     faults: tuple[str, ...] = ()
     """Faults to inject, such as `kill@rank2:step3:phase=send` (see `graphpipe.run.faults.injector`)."""
 

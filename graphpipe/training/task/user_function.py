@@ -62,7 +62,15 @@ def call_for_model(word: str, folder: str | Path = ".") -> UserModel:
     Raises:
         InvalidInput: as `call`, or the function returns another type.
     """
-    found: Any = call(word, folder)
+    return model_of(call(word, folder), word)
+
+
+def model_of(found: Any, word: str) -> UserModel:
+    """Return the model from what a function of the user's has returned.
+
+    Raises:
+        InvalidInput: it is something else than a model with its inputs.
+    """
     module, inputs, graph = (getattr(found, name, None) for name in ("module", "example_inputs", "graph"))
     if isinstance(found, tuple) and len(found) in {2, 3}:
         module, inputs, graph = (*found, None)[:3]

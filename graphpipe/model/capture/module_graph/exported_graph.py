@@ -92,7 +92,7 @@ def _export(fake: nn.Module, inputs: Mapping[str, Tensor]) -> ExportedProgram:
     shapes, batch = ShapesCollection(), Dim("batch", min=2, max=_MOST)
     for tensor in inputs.values():
         shapes[tensor] = {0: batch}
-    named = _take_names(fake, list(inputs))
+    named = takes_names(fake, list(inputs))
     args, kwargs = ((), dict(inputs)) if named else (tuple(inputs.values()), {})
     with _declaring(fake, kwargs):
         dynamic = shapes.dynamic_shapes(fake, args, kwargs)
@@ -129,8 +129,8 @@ def _declaring(module: nn.Module, names: Collection[str]) -> Generator[None]:
             module.forward = forward
 
 
-def _take_names(module: nn.Module, names: Sequence[str]) -> bool:
-    # Whether the forward takes the inputs by name, perhaps some of them as `**kwargs`, or else in order.
+def takes_names(module: nn.Module, names: Sequence[str]) -> bool:
+    """Whether a forward takes the inputs by name, perhaps some of them as `**kwargs`, or else in order."""
     parameters = inspect.signature(module.forward).parameters.values()
     kinds = {each.kind for each in parameters}
     known = {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}

@@ -1,0 +1,121 @@
+"""`graphpipe check`: train a few samples in plain PyTorch and as a plan cuts and divides them, and compare."""
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from graphpipe.cli.arguments import Subparsers, add_verb
+from graphpipe.cli.model_argument import listed
+from graphpipe.cli.output import Output
+from graphpipe.cli.setting_options import add_settings
+from graphpipe.cluster import Cluster
+from graphpipe.errors import InvalidInput
+from graphpipe.files.cache_folder import cache_folder
+from graphpipe.files.json_body import to_body
+from graphpipe.planning.settings import PlanSection
+from graphpipe.waiting import waiting
+
+if TYPE_CHECKING:
+    from graphpipe.equivalence.equivalence import Equivalence
+
+DIFFERS = 4
+EXAMPLE = """\
+graphpipe check mmt-small --cluster local:4 --batch 16 --micro-batch 4
+graphpipe plan mmt-small --cluster local:2 --batch 16 -o plan.json
+graphpipe check mmt-small --plan plan.json"""
+
+
+def add(subparsers: Subparsers) -> None:
+    """Add the verb."""
+    parser = add_verb(subparsers, "check", "find out whether a plan trains a model as plain PyTorch does", EXAMPLE)
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a configuration of `graphpipe train` (.toml), a zoo name, or package.module:function or file.py:function "
+        "returning a Task or (module, example inputs)",
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changed settings of a configuration")
+    parser.add_argument("--plan", metavar="FILE", help="check this plan instead of making one")
+    parser.add_argument(
+        "--cluster", metavar="C", help="plan a MODEL that is no configuration for this cluster (default local:4)"
+    )
+    parser.add_argument("--batch", type=int, metavar="B", help="samples per mini-batch of that plan (default 16)")
+    parser.add_argument("--micro-batch", type=int, metavar="N", help="micro-batch of that plan (default: search)")
+    parser.add_argument("--schedule", metavar="S", help="schedule of that plan")
+    add_settings(parser, PlanSection, only=("look_into", "cache"))
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, and show what differs."""
+    output = Output(args.json)
+    found, note = _of_config(args, output) if args.model.endswith(".toml") else _of_model(args)
+    output.show(str(found), *([f"note: {note}"] if note else []))
+    output.emit(
+        to_body(found)
+        | {"equal": found.equal, "sentences": [each.sentence for each in found.differences], "where": found.where}
+    )
+    return 0 if found.equal else DIFFERS
+
+
+def _of_config(args: argparse.Namespace, output: Output) -> "tuple[Equivalence, str]":
+    from graphpipe.equivalence.check import check
+    from graphpipe.training.config.from_toml import read_config
+    from graphpipe.training.make_plan import make_plan, use_plan
+    from graphpipe.training.task.count_steps import count_steps
+    from graphpipe.training.task.task import as_batch, load_task
+
+    for name in ("cluster", "batch", "micro_batch", "schedule", "look_into"):
+        if getattr(args, name):
+            option = f"--{name.replace('_', '-')}"
+            raise InvalidInput("a configuration has its own plan", where=option, remedy="Write key=value, or --plan.")
+    config = read_config(args.model, [*args.overrides, *["plan.cache=false"] * (not args.cache)])
+    with waiting("loading the task"):
+        task = load_task(config.task, config.folder, config.train.seed)
+    count_steps(config, task)
+    if args.plan:
+        plan, captured = use_plan(config, task, args.plan)
+    else:
+        plan, captured = make_plan(config, task, Cluster.resolve(config.cluster), output.show)
+    inputs, targets = as_batch(next(iter(task.epoch(0, config.train.batch_size, config.train.seed))), "epoch")
+    with waiting("checking the plan against plain PyTorch"):
+        return check(plan, task.module, task.loss_fn, inputs, targets, captured=captured), ""
+
+
+def _of_model(args: argparse.Namespace) -> "tuple[Equivalence, str]":
+    from graphpipe.costs.analytic import estimate
+    from graphpipe.equivalence.check import check
+    from graphpipe.model.capture_cache.capture_cache import cached_capture, cached_capture_for
+    from graphpipe.planning.plan import plan
+    from graphpipe.plans import Plan
+    from graphpipe.training.task.checked_model import find_checked_model
+
+    if args.overrides:
+        what = f"'{args.overrides[0]}' changes a configuration, and MODEL is none"
+        raise InvalidInput(what, where="check", remedy="Use --cluster, --batch and --schedule, or --plan.")
+    made: dict[str, Any] = {"--cluster": args.cluster, "--batch": args.batch, "--schedule": args.schedule}
+    made["--micro-batch"] = args.micro_batch
+    if args.plan and (given := next((name for name, value in made.items() if value is not None), None)):
+        raise InvalidInput("excludes --plan, which has its own", where=given)
+    with waiting(f"capturing {args.model}"):
+        model = find_checked_model(args.model)
+        cache = cache_folder() if args.cache else None
+        if args.plan:
+            found = Plan.load(args.plan)
+            captured = cached_capture_for(model.module, model.example_inputs, found.graph, cache)
+        else:
+            names = listed(args.look_into)
+            captured = cached_capture(model.module, model.example_inputs, cache, split=names, graph=model.graph)
+            cluster = Cluster.resolve(args.cluster or "local:4")
+            costs = estimate(captured.graph, cluster)
+            batch_size = 16 if args.batch is None else args.batch
+            found = plan(
+                captured.graph,
+                costs,
+                cluster,
+                batch_size=batch_size,
+                micro_batch=args.micro_batch,
+                schedule=args.schedule,
+            )
+    inputs, targets = model.samples(found.batch_size)
+    with waiting("checking the plan against plain PyTorch"):
+        return check(found, model.module, model.loss_fn, inputs, targets, captured=captured), model.note

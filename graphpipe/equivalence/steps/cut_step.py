@@ -1,0 +1,197 @@
+"""A step of a few samples as a plan cuts and divides it, on one process that plays all devices."""
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from graphpipe.equivalence.steps.check_subject import CheckSubject, labels, seed_all
+from graphpipe.equivalence.steps.fixed_draws import LOW, FixedDraws
+from graphpipe.equivalence.steps.own_values import own_values
+from graphpipe.equivalence.steps.plain_step import changed, changing, other_name, outputs_of, watching, without_compiled
+from graphpipe.equivalence.steps.reached_leaves import reached_leaves
+from graphpipe.equivalence.steps.step_record import StepRecord
+from graphpipe.equivalence.steps.watched_values import joined
+from graphpipe.errors import GraphPipeError
+from graphpipe.model.capture.op_splits.split_nodes import split_like
+from graphpipe.model.split.module_stage import ModuleStage
+from graphpipe.model.split.split import build_stages, capture_for, submodules_for
+from graphpipe.model.stage_program import ValueSpec
+from graphpipe.plans import Plan
+from graphpipe.run.pipeline import Pipeline
+from graphpipe.run.stage.loss import LossFunction
+from graphpipe.run.stage.tensor_tree import leaves
+from graphpipe.run.step.pipeline_options import PipelineOptions
+
+
+def cut_step(subject: CheckSubject, plan: Plan) -> StepRecord:
+    """Return what a pipeline computes in one step of the samples.
+
+    Args:
+        subject: the model, the loss and the samples.
+        plan: for these samples. It may cut and divide otherwise than the subject's.
+
+    Raises:
+        InvalidInput: the pipeline refuses the model or the plan.
+        GraphPipeError: a stage or the loss reads a parameter that only other devices train.
+    """
+    model, graph = subject.model, plan.graph
+    captured = split_like(subject.captured, graph) if subject.captured else capture_for(model, graph)
+    given, draws = subject.in_precision(), FixedDraws(double=subject.double)
+    with own_values(given.modules, given.tensors, double=given.double), without_compiled(), watching(given) as values:
+        programs = build_stages(model, plan, captured, submodules_for(model, graph))
+        if given.double:
+            programs = tuple(map(_in_double, programs))
+        before = [changing(each.module) for each in programs]
+        owners = _owners(programs, plan)
+        for number, each in enumerate(programs):
+            each.module.register_forward_hook(_checking(owners, {*plan.stages[number].devices}))
+        last = next(number for number, each in enumerate(programs) if each.is_output)
+        loss_fn = _RecordedLoss(given.loss_fn, owners, {*plan.stages[last].devices}, plan.batch_size)
+        rows = torch.arange(plan.batch_size)
+        targets = [rows] if given.targets is None else [given.targets, rows]
+        held: list[_Held] = []
+        options = PipelineOptions(device=rows.device, check_finite=False, alone=True)
+        seed_all(given.seed)
+        with (
+            draws,
+            Pipeline(_counting_nothing(plan), programs, loss_fn, _holding(held), options=options) as pipe,
+        ):
+            start = time.perf_counter()
+            loss = pipe.step(given.inputs, targets)
+            seconds = time.perf_counter() - start
+            gradients, others = pipe.gradients(), _others(held, model, given.loss_fn)
+        state = [
+            (
+                {each.parameter_names[name]: value for name, value in changed(old[0], _named(each, 0)).items()},
+                {each.buffer_names[name]: value for name, value in changed(old[1], _named(each, 1)).items()},
+            )
+            for each, old in zip(programs, before, strict=True)
+        ]
+        return StepRecord(
+            loss=loss,
+            outputs=loss_fn.outputs,
+            gradients=gradients,
+            others=others,
+            parameters={name: value for parameters, _ in state for name, value in parameters.items()},
+            buffers={name: value for _, buffers in state for name, value in buffers.items()},
+            values=joined(values),
+            drawn=tuple(draws.drawn),
+            seconds=seconds,
+        )
+
+
+def _named(program: ModuleStage, kind: int) -> dict[str, Tensor]:
+    module = program.module
+    return dict(module.named_buffers() if kind else module.named_parameters())
+
+
+def _counting_nothing(plan: Plan) -> Plan:
+    # The precision is that of the bytes which the plan counts. Here all values are in the precision of the step.
+    if plan.graph.origin is None:
+        return plan
+    graph = replace(plan.graph, origin=replace(plan.graph.origin, precision="fp32"))
+    return replace(plan, graph=graph, costs=replace(plan.costs, graph_fingerprint=graph.fingerprint))
+
+
+def _in_double(program: ModuleStage) -> ModuleStage:
+    return replace(
+        program,
+        receives=_edges_in_double(program.receives),
+        sends=_edges_in_double(program.sends),
+        output_dtypes=(),
+    )
+
+
+def _edges_in_double(edges: Mapping[int, tuple[ValueSpec, ...]]) -> dict[int, tuple[ValueSpec, ...]]:
+    return {
+        edge: tuple(replace(spec, dtype=torch.float64) if spec.dtype in LOW else spec for spec in specs)
+        for edge, specs in edges.items()
+    }
+
+
+class _Held(Optimizer):
+    """An optimizer that changes nothing, but has the parameters that would be trained."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Change nothing."""
+
+
+def _holding(held: list[_Held]) -> Any:
+    def build(parameters: list[nn.Parameter]) -> Optimizer:
+        held.append(_Held(parameters))
+        return held[-1]
+
+    return build
+
+
+def _others(held: Sequence[_Held], model: nn.Module, loss_fn: object) -> dict[str, Tensor | None]:
+    # Gradients of what is trained and is not the model's, such as parameters of the loss.
+    names, known = labels(loss_fn), {id(each) for each in model.parameters()}
+    trained = [each for one in held for group in one.param_groups for each in group["params"]]
+    return {other_name(each, names): each.grad for each in trained if id(each) in names and id(each) not in known}
+
+
+_Owners = dict[int, tuple[str, set[int]]]
+"""By the id of a parameter: its name, and the devices of the stages that hold it."""
+
+
+def _owners(programs: Sequence[ModuleStage], plan: Plan) -> _Owners:
+    found: _Owners = {}
+    for number, program in enumerate(programs):
+        for name, parameter in program.module.named_parameters():
+            _, devices = found.setdefault(id(parameter), (program.parameter_names[name], set()))
+            devices |= {*plan.stages[number].devices}
+    return found
+
+
+def _checking(owners: _Owners, devices: Collection[int]) -> Any:
+    def check(_: nn.Module, __: Any, results: Any) -> None:
+        if torch.is_grad_enabled():
+            _check_reached(leaves(results), owners, devices, "the forward of a stage")
+
+    return check
+
+
+def _check_reached(results: Sequence[Tensor], owners: _Owners, devices: Collection[int], what: str) -> None:
+    # A rank has only its own stages. Whatever else it reads there is a copy that nobody trains.
+    for leaf in reached_leaves(results):
+        name, where = owners.get(id(leaf), ("", {*devices}))
+        if not where & {*devices}:
+            raise GraphPipeError(
+                f"{what} reads '{name}', a parameter that other devices train",
+                remedy="Pass it through the model's forward, or keep both in one stage.",
+            )
+
+
+class _RecordedLoss:
+    """The user's loss, which also notes the model's outputs. The targets are the user's, then the rows."""
+
+    def __init__(self, loss_fn: LossFunction, owners: _Owners, devices: Collection[int], samples: int) -> None:
+        self.outputs: dict[str, Tensor] = {}
+        self._loss_fn, self._owners, self._devices, self._samples = loss_fn, owners, devices, samples
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the user's loss has besides."""
+        return getattr(self.__dict__["_loss_fn"], name)
+
+    def __call__(self, output: Any, targets: Any) -> Any:
+        """Return the loss of some rows."""
+        *given, rows = targets
+        for name, part in outputs_of(output, len(rows)).items():
+            if name not in self.outputs:
+                self.outputs[name] = part.new_zeros((self._samples, *part.shape[1:]))
+            with suppress(RuntimeError):  # the length of a text, for example, may differ between micro-batches
+                self.outputs[name][rows] = part
+        loss = self._loss_fn(output, given[0] if given else None)
+        if torch.is_grad_enabled():
+            _check_reached(leaves(loss), self._owners, self._devices, "loss_fn")
+        return loss

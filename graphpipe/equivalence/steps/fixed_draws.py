@@ -1,0 +1,187 @@
+"""Random numbers and batch statistics that do not depend on how a mini-batch is divided, while a step is checked.
+
+Every draw of torch's gives the same number to all elements: masks of dropout keep everything, noise is half a standard
+deviation. Batch norm uses the statistics that it holds. Both hold for a plain step and for a pipeline alike, because
+they act on torch's operators, whoever calls them. In double precision, what asks for single precision gets double.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graphpipe.model.torch_private import DispatchMode, Operator, is_random, written_arguments
+
+LOW = frozenset((torch.float32, torch.float16, torch.bfloat16))
+STATISTICS = "batch norm"
+"""Among the draws: batch norm used the statistics that it holds."""
+_NOISE = 0.5
+"""Of a standard normal number. Zero would hide what noise is multiplied by."""
+
+
+class FixedDraws(DispatchMode):
+    """While inside, torch's operators draw fixed numbers.
+
+    Args:
+        double: compute in double precision.
+    """
+
+    def __init__(self, *, double: bool) -> None:
+        super().__init__()
+        self.drawn: dict[str, None] = {}
+        """What was replaced, by the name of the operator."""
+        self._double = double
+
+    def __torch_dispatch__(
+        self, func: Operator, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run an operator."""
+        named: dict[str, Any] = {**kwargs} if kwargs else {}
+        if self._double:
+            if named.get("dtype") in LOW:
+                named["dtype"] = torch.float64
+            args = _promoted(func, args)
+        name = str(func).split(".")[1]  # of aten.bernoulli_.float
+        if name in _STATISTICS:
+            return self._normed(name, func, [*args], named)
+        if not is_random(func) or _attends_without_dropout(name, args):
+            return func(*args, **named)
+        self.drawn[name] = None
+        fixed = _FIXED.get(name)
+        return func(*args, **named) if fixed is None else fixed(func, args, named)
+
+    def _normed(self, name: str, func: Operator, args: list[Any], named: Mapping[str, Any]) -> Any:
+        # native_batch_norm(input, weight, bias, mean, variance, training, momentum, eps), and its backward
+        # (gradient, input, weight, mean, variance, saved mean, saved deviation, training, eps, mask).
+        backward = name.endswith("backward")
+        given, at, training = (args[1], 3, 7) if backward else (args[0], 3, 5)
+        if not args[training] or given.shape[0] == 1:  # one sample, as instance norm calls it: exact
+            return func(*args, **named)
+        self.drawn[STATISTICS] = None
+        args[training] = False
+        if args[at] is None:
+            args[at], args[at + 1] = given.new_zeros(given.shape[1]), given.new_ones(given.shape[1])
+        return func(*args, **named)
+
+
+_STATISTICS = frozenset(("native_batch_norm", "native_batch_norm_backward"))
+
+
+_DROPOUT = {
+    "_scaled_dot_product_flash_attention_for_cpu": 3,
+    "_scaled_dot_product_flash_attention": 3,
+    "_scaled_dot_product_efficient_attention": 5,
+    "_scaled_dot_product_cudnn_attention": 5,
+}
+"""The position of the probability among the arguments of an attention."""
+
+
+def _attends_without_dropout(name: str, args: Sequence[Any]) -> bool:
+    at = _DROPOUT.get(name)
+    return at is not None and not (len(args) > at and args[at])
+
+
+def _promoted(func: Operator, args: Sequence[Any]) -> Sequence[Any]:
+    # Operands that stayed in single precision, such as constants in closures, meet those in double precision.
+    found = [each for each in _tensors(args) if each.is_floating_point()]
+    if not any(each.dtype is torch.float64 for each in found) or all(each.dtype not in LOW for each in found):
+        return args
+    written = {id(each) for each in written_arguments(func, args)}
+
+    def promoted(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.double() if value.dtype in LOW and id(value) not in written else value
+        return [promoted(each) for each in value] if isinstance(value, list | tuple) else value
+
+    return [promoted(each) for each in args]
+
+
+def _tensors(args: Sequence[Any]) -> list[Tensor]:
+    found: list[Tensor] = []
+    for each in args:
+        if isinstance(each, Tensor):
+            found.append(each)
+        elif isinstance(each, list | tuple):
+            found += [inner for inner in each if isinstance(inner, Tensor)]
+    return found
+
+
+_Fixed = Callable[[Operator, Sequence[Any], dict[str, Any]], Any]
+
+
+def _argument(args: Sequence[Any], named: Mapping[str, Any], position: int, name: str, default: Any) -> Any:
+    return args[position] if len(args) > position else named.get(name, default)
+
+
+def _in_place(number: Callable[[Sequence[Any], Mapping[str, Any]], Any]) -> _Fixed:
+    def fixed(func: Operator, args: Sequence[Any], named: dict[str, Any]) -> Any:
+        del func
+        found = number(args, named)
+        return args[0].copy_(found) if isinstance(found, Tensor) else args[0].fill_(found)
+
+    return fixed
+
+
+def _then_fill(number: Callable[[Sequence[Any], Mapping[str, Any]], Any]) -> _Fixed:
+    # The operator makes a tensor of the right shape, dtype and device.
+    def fixed(func: Operator, args: Sequence[Any], named: dict[str, Any]) -> Any:
+        found = number(args, named)
+        made = func(*args, **named)
+        return made.copy_(found) if isinstance(found, Tensor) else made.fill_(found)
+
+    return fixed
+
+
+def _mask(probability: Any) -> Any:
+    return (probability >= 0.5) if isinstance(probability, Tensor) else float(probability >= 0.5)
+
+
+def _middle(args: Sequence[Any], first: int) -> float:
+    # Of [low, high) or [0, high) in randint and randint_like.
+    numbers = [each for each in args[first:] if isinstance(each, int) and not isinstance(each, bool)]
+    low, high = (numbers[0], numbers[1]) if len(numbers) > 1 else (0, numbers[0])
+    return (low + high - 1) // 2
+
+
+def _normal(args: Sequence[Any], named: Mapping[str, Any], first: int) -> Any:
+    mean, deviation = _argument(args, named, first, "mean", 0.0), _argument(args, named, first + 1, "std", 1.0)
+    return mean + _NOISE * deviation
+
+
+def _most_likely(func: Operator, args: Sequence[Any], named: dict[str, Any]) -> Any:
+    del func, named
+    weights, count = args[0], args[1]
+    if weights.shape[-1] < count:  # with replacement
+        return weights.argmax(-1, keepdim=True).expand(*weights.shape[:-1], count).contiguous()
+    return weights.topk(count, dim=-1).indices
+
+
+def _without_noise(func: Operator, args: Sequence[Any], named: dict[str, Any]) -> Any:
+    return func(*args[:4], False, *args[5:], **named)  # rrelu_with_noise(input, noise, lower, upper, training)
+
+
+_FIXED: dict[str, _Fixed] = {
+    "bernoulli_": _in_place(lambda args, named: _mask(_argument(args, named, 1, "p", 0.5))),
+    "bernoulli": _then_fill(
+        lambda args, named: _mask(args[0] if len(args) < 2 or args[1] is None else args[1]),
+    ),
+    "rand": _then_fill(lambda _, __: 0.5),
+    "rand_like": _then_fill(lambda _, __: 0.5),
+    "randn": _then_fill(lambda _, __: _NOISE),
+    "randn_like": _then_fill(lambda _, __: _NOISE),
+    "randint": _then_fill(lambda args, _: _middle(args, 0)),
+    "randint_like": _then_fill(lambda args, _: _middle(args, 1)),
+    "randperm": lambda func, args, named: func(*args, **named).copy_(torch.arange(args[0])),
+    "uniform_": _in_place(
+        lambda args, named: (_argument(args, named, 1, "from", 0.0) + _argument(args, named, 2, "to", 1.0)) / 2
+    ),
+    "normal_": _in_place(lambda args, named: _normal(args, named, 1)),
+    "normal": _then_fill(lambda args, named: _normal(args, named, 0)),
+    "exponential_": _in_place(lambda args, named: 1 / _argument(args, named, 1, "lambd", 1.0)),
+    "random_": _in_place(lambda _, __: 1),
+    "poisson": _then_fill(lambda args, _: args[0].floor()),
+    "multinomial": _most_likely,
+    "native_dropout": lambda func, args, named: func(args[0], 0.0, *args[2:], **named),
+    "rrelu_with_noise": _without_noise,
+}

@@ -1,0 +1,70 @@
+"""A model with values of its own for one step: what the step changes in it is undone afterwards."""
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@contextmanager
+def own_values(modules: Sequence[nn.Module], tensors: Sequence[Tensor], *, double: bool) -> Generator[None]:
+    """While inside, modules hold copies of their parameters and buffers, and no gradients.
+
+    The parameters stay the same objects, with their hooks, because optimizers, closures and hooks refer to them.
+
+    Args:
+        modules: the model, and the loss if it is a module.
+        tensors: other leaves that the loss computes with.
+        double: the copies of floating-point values are in double precision, which is then torch's default.
+    """
+    parts = list(dict.fromkeys(part for module in modules for part in module.modules()))
+    parameters = {id(each): each for module in modules for each in module.parameters()}
+    leaves = [*(parameters | {id(each): each for each in tensors}).values()]
+    held = [(each, each.data, each.grad, each.requires_grad) for each in leaves]
+    attributes = [(vars(part), _copied(vars(part))) for part in parts]
+    default = torch.get_default_dtype()
+    try:
+        for each in leaves:
+            each.grad = None
+            each.data = _copy(each.data, double=double)
+        copies: dict[int, Tensor] = {}
+        for part in parts:
+            buffers = vars(part)["_buffers"]
+            for name, buffer in buffers.items():
+                if buffer is not None:
+                    if id(buffer) not in copies:
+                        copies[id(buffer)] = _copy(buffer.detach(), double=double)
+                    buffers[name] = copies[id(buffer)]
+        if double:
+            torch.set_default_dtype(torch.float64)
+        yield
+    finally:
+        torch.set_default_dtype(default)
+        for each, data, gradient, trained in held:
+            each.data = data
+            each.grad = gradient
+            if each.requires_grad != trained:
+                each.requires_grad_(trained)
+        for now, before in attributes:
+            _restore(now, before)
+
+
+def _copy(tensor: Tensor, *, double: bool) -> Tensor:
+    return tensor.to(torch.float64, copy=True) if double and tensor.is_floating_point() else tensor.clone()
+
+
+def _copied(attributes: dict[str, Any]) -> dict[str, tuple[Any, dict[Any, Any] | None]]:
+    # Dictionaries, such as those of a module's parameters and buffers, with their entries.
+    return {name: (each, dict(each) if isinstance(each, dict) else None) for name, each in attributes.items()}
+
+
+def _restore(now: dict[str, Any], before: dict[str, tuple[Any, dict[Any, Any] | None]]) -> None:
+    for name in now.keys() - before.keys():
+        del now[name]
+    for name, (value, entries) in before.items():
+        now[name] = value
+        if entries is not None:
+            value.clear()
+            value.update(entries)

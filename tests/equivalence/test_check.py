@@ -1,0 +1,181 @@
+"""What a check leaves as it was, what it says of random numbers, and how it survives crashes and hangs."""
+
+import os
+import random
+import signal
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checked_model import Cut, Model, checked, cut_everywhere, kinds, samples
+from torch import Tensor, nn
+
+import graphpipe as gp
+from graphpipe.equivalence.steps import isolated
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def plain_program() -> Cut:
+    return cut_everywhere(Model(), samples()[0])
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: each.clone() for name, each in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("forks", [True, False])
+def test_weights_buffers_gradients_and_generators_are_untouched(
+    plain_program: Cut, monkeypatch: pytest.MonkeyPatch, forks: bool
+) -> None:
+    # In a process of its own, and in this one, as where CUDA is in use.
+    def busy(model: Model, hidden: Tensor) -> Tensor:
+        model.get_buffer("scale").mul_(0.5)
+        vars(model)["counted"] = vars(model).get("counted", 0) + 1
+        with torch.no_grad():
+            model.frozen.weight.add_(1.0)
+        return model.middle(nn.functional.dropout(hidden, 0.5)) * random.random() * float(np.random.rand())
+
+    monkeypatch.setattr(isolated, "_can_fork", lambda: forks)
+    model = Model(busy)
+    model.first.weight.grad = torch.ones(4, 4)
+    before, modes = state_of(model), [part.training for part in model.modules()]
+    draws = random.getstate(), str(np.random.get_state()), torch.get_rng_state()
+    assert not checked(model, plain_program).equal
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+    assert torch.equal(model.first.weight.grad, torch.ones(4, 4))
+    assert [part.training for part in model.modules()] == modes
+    assert not hasattr(model, "counted")
+    assert model.middle.weight.grad is None
+    assert draws[0] == random.getstate()
+    assert draws[1] == str(np.random.get_state())
+    assert torch.equal(draws[2], torch.get_rng_state())
+    assert torch.get_default_dtype() is torch.float32
+
+
+def test_random_masks_are_off_and_noise_is_said() -> None:
+    class Noisy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.dropout(x + torch.randn_like(x), 0.3)[:, None]
+
+    lstm = nn.LSTM(4, 4, 2, dropout=0.5, batch_first=True)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), Noisy(), lstm, Last())
+    found = checked(model, cut_everywhere(model, samples()[0]))
+    assert found.equal, str(found)
+    assert found.notes[0] == "dropout was off"
+    assert "draws random numbers (randn_like)" in found.notes[1]
+
+
+class Last(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, results: Any) -> Tensor:
+        return self.layer(results[0][:, 0])
+
+
+def test_random_numbers_from_elsewhere_are_found() -> None:
+    class Numpy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * float(np.random.rand())
+
+    model = nn.Sequential(nn.Linear(4, 4), Numpy(), nn.Linear(4, 3))
+    found = checked(model, cut_everywhere(nn.Sequential(nn.Linear(4, 4), nn.Identity(), nn.Linear(4, 3)), samples()[0]))
+    assert not found.equal
+    assert not found.repeats
+    assert "Two plain steps with other seeds differ too" in str(found)
+
+
+def test_batch_norm_is_compared_without_its_statistics() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.BatchNorm1d(4, track_running_stats=False), Last4())
+    found = checked(model, cut_everywhere(model, samples()[0]))
+    assert found.equal, str(found)
+    assert "batch norm used the statistics that it holds" in found.notes[0]
+
+
+class Last4(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+
+
+def test_a_crash_and_a_hang_do_not_take_this_process(plain_program: Cut) -> None:
+    parent = os.getpid()
+
+    def crash(model: Model, hidden: Tensor) -> Tensor:
+        if os.getpid() != parent:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return model.middle(hidden)
+
+    with pytest.raises(gp.InvalidInput, match="a step in plain PyTorch ended its process by SIGSEGV"):
+        checked(Model(crash), plain_program)
+
+    def hang(model: Model, hidden: Tensor) -> Tensor:
+        time.sleep(60 if os.getpid() != parent else 0)
+        return model.middle(hidden)
+
+    inputs, targets = samples()
+    with pytest.raises(gp.InvalidInput, match="did not end within 1 s"):
+        gp.check(
+            plain_program.plan,
+            Model(hang),
+            nn.functional.cross_entropy,
+            inputs,
+            targets,
+            captured=plain_program.captured,
+            timeout_seconds=1,
+        )
+
+
+def test_a_pipeline_that_fails_is_a_difference(plain_program: Cut) -> None:
+    # Weight clipping in a middle stage ended in torch's "modified by an inplace operation".
+    def picky(output: Tensor, target: Tensor) -> Tensor:
+        if len(output) < 4:
+            raise RuntimeError("modified by an inplace operation")
+        return nn.functional.cross_entropy(output, target)
+
+    found = checked(Model(), plain_program, picky)
+    assert (found.level, kinds(found)) == ("micro-batches", {"error"})
+    assert "the step of the pipeline raised RuntimeError: modified by an inplace operation (test_check.py, line" in str(
+        found
+    )
+
+
+def test_a_model_that_does_not_run_in_double_precision_is_compared_in_single(plain_program: Cut) -> None:
+    def single(model: Model, hidden: Tensor) -> Tensor:
+        assert hidden.dtype is torch.float32
+        return model.middle(hidden)
+
+    found = checked(Model(single), plain_program)
+    assert (found.equal, found.precision) == (True, "single")
+    assert "does not run in double precision" in found.notes[0]
+
+
+def test_constants_of_single_precision_in_a_capture_are_no_difference() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.first(x) * torch.tensor(0.1) + torch.finfo(x.dtype).eps * torch.linspace(0, 1e4, 4))
+
+    model = Scaled()
+    assert checked(model, cut_everywhere(model, samples()[0])).equal
+
+
+def test_too_few_samples_are_refused(plain_program: Cut) -> None:
+    inputs, targets = samples(3)
+    with pytest.raises(gp.InvalidInput, match="3 samples were given, the plan divides at least 4"):
+        gp.check(plain_program.plan, Model(), nn.functional.cross_entropy, inputs, targets)
+
+
+def test_a_loss_that_fails_in_plain_pytorch_is_named(plain_program: Cut) -> None:
+    def wrong(output: Tensor, target: Tensor) -> Tensor:
+        raise KeyError("labels")
+
+    with pytest.raises(gp.InvalidInput, match=r"a step in plain PyTorch raised KeyError: 'labels' \(test_check.py"):
+        checked(Model(), plain_program, wrong)
