@@ -29,6 +29,7 @@ from graphpipe.cli import (
 from graphpipe.cli.arguments import Subparsers
 from graphpipe.cli.waiting_bar import waiting_bar
 from graphpipe.errors import GraphPipeError, Infeasible, InvalidInput, nearest
+from graphpipe.files.printable import printable
 from graphpipe.user_frames import describe_error, user_place
 from graphpipe.versions import version_line
 from graphpipe.waiting import shown_by
@@ -143,7 +144,7 @@ def _code(error: GraphPipeError) -> int:
 
 
 def _say(text: str) -> None:
-    print(f"graphpipe: {text}", file=sys.stderr)
+    print(printable(f"graphpipe: {text}"), file=sys.stderr)
 
 
 def _debug() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
+from graphpipe.files.printable import printable
+
 NOT_A_TERMINAL_WIDTH = 160
 
 
@@ -22,6 +24,7 @@ class Output:
         console = self._console()
         try:
             for each in what:
+                each = printable(each) if isinstance(each, str) else each
                 console.print(each, highlight=False, markup=False, soft_wrap=isinstance(each, str))
         except SystemExit:  # rich raises this when the reader has ended.
             raise BrokenPipeError from None

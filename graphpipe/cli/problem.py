@@ -7,19 +7,18 @@ from graphpipe.cluster import Cluster
 from graphpipe.costs import CostModel, CostTable
 from graphpipe.costs.analytic import estimate
 from graphpipe.costs.check_units import warn_of_units
-from graphpipe.errors import InvalidInput
 from graphpipe.files.cache_folder import cache_folder
 from graphpipe.planners.problem.partition import Problem
+from graphpipe.planning.problem import check_batch_size
 
 
 def check_batch(samples: int) -> None:
     """Check `--batch`.
 
     Raises:
-        InvalidInput: it has no samples.
+        InvalidInput: it has no samples, or too many.
     """
-    if samples < 1:
-        raise InvalidInput(f"is {samples}, must be at least 1", where="--batch")
+    check_batch_size(samples, "--batch")
 
 
 def read_problem(args: argparse.Namespace) -> tuple[Problem, ModelArgument]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import Value, to_body
+from graphpipe.files.printable import check_printable
 from graphpipe.files.text_file import read_text, write_text
 
 SCHEMA_VERSION = 1
@@ -35,7 +36,8 @@ def read_document(path: str | Path, kind: str, build: Callable[[dict[str, Any]],
     """Load a document of this kind, and return what `build` makes of its body.
 
     Raises:
-        InvalidInput: unreadable, another kind of file, or another schema version (both versions are named).
+        InvalidInput: unreadable, another kind of file, or another schema version (both versions are named), or names
+            with control characters.
     """
     content = read_json(path)
     if not isinstance(content, dict) or "graphpipe" not in content:
@@ -49,6 +51,8 @@ def read_document(path: str | Path, kind: str, build: Callable[[dict[str, Any]],
             where=str(path),
             remedy="Write the file again with this version.",
         )
+    if kind in PUBLISHED:
+        check_printable(content, str(path))
     return build({key: item for key, item in content.items() if key not in _HEAD})
 
 

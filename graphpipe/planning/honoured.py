@@ -15,6 +15,7 @@ from graphpipe.errors import InvalidInput
 from graphpipe.planners.registry import find_planner, planner_names
 from graphpipe.planning.choose_schedule import AS_PLANNED, AUTO, check_choice
 from graphpipe.planning.choose_splits import AUTO as AUTO_SPLIT
+from graphpipe.planning.problem import check_batch_size
 from graphpipe.planning.settings import PlanSettings
 from graphpipe.schedule.schedulers.registry import SCHEDULERS, find_scheduler
 
@@ -61,8 +62,7 @@ def check_asked(settings: PlanSettings, batch_size: int) -> None:
         InvalidInput: an unknown planner or schedule, a micro-batch that does not divide the mini-batch, settings that
             exclude each other, or a setting that this kind of plan or this planner does not follow.
     """
-    if batch_size < 1:
-        raise InvalidInput(f"is {batch_size}, must be at least 1", where="batch_size")
+    check_batch_size(batch_size, "batch_size")
     if settings.micro_batch is not None and batch_size % settings.micro_batch:
         raise InvalidInput(
             f"micro-batch {settings.micro_batch} does not divide batch {batch_size}",

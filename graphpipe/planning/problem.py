@@ -11,6 +11,25 @@ from graphpipe.plans.plan import Plan
 from graphpipe.plans.verify import verify
 from graphpipe.simulator import predict
 
+MOST_SAMPLES = 2**24
+"""Of a mini-batch. A search takes longer with the number of divisors, and must end after a typing error, too."""
+
+
+def check_batch_size(samples: int, where: str) -> None:
+    """Check the number of samples of a mini-batch.
+
+    Args:
+        samples: of the mini-batch.
+        where: the setting.
+
+    Raises:
+        InvalidInput: there are none, or too many.
+    """
+    if samples < 1:
+        raise InvalidInput(f"is {samples}, must be at least 1", where=where)
+    if samples > MOST_SAMPLES:
+        raise InvalidInput(f"is {samples}, must be at most {MOST_SAMPLES:,} samples", where=where)
+
 
 def make_problem(graph: Graph, costs: CostTable, cluster: Cluster, batch_size: int, loads: Loads | None) -> Problem:
     """Return the problem of a planner.
@@ -23,10 +42,9 @@ def make_problem(graph: Graph, costs: CostTable, cluster: Cluster, batch_size: i
         loads: of samples, by name. None: every sample is the same work.
 
     Raises:
-        InvalidInput: the mini-batch is empty, the costs are of another graph, or loads of unknown operators.
+        InvalidInput: the mini-batch is empty or too large, the costs are of another graph, or loads of unknown operators.
     """
-    if batch_size < 1:
-        raise InvalidInput(f"is {batch_size}, must be at least 1", where="batch_size")
+    check_batch_size(batch_size, "batch_size")
     if loads is not None:
         costs = replace(costs, loads=declare_loads(graph, loads))
     costs.check_for(graph, {device.type for device in cluster.devices})

@@ -16,6 +16,8 @@ from graphpipe.plans.verify_memory import RELATIVE, check_memory, check_neighbou
 
 _FEW = 40
 """Names that an error may list."""
+MOST_MICRO_BATCHES = 2**19
+"""Each is a task in memory. A typing error must not take all of it."""
 
 
 def verify(plan: PlanFields) -> None:
@@ -69,6 +71,13 @@ def _check_partition(plan: PlanFields) -> dict[str, int]:
 def _check_batches(plan: PlanFields) -> None:
     if plan.batch_size < 1:
         raise InvalidInput(f"is {plan.batch_size}, must be at least 1", where="batch_size")
+    count = sum(plan.batch_size // max(1, stage.micro_batch) for stage in plan.stages)
+    if count > MOST_MICRO_BATCHES:
+        raise InvalidInput(
+            f"a mini-batch has {count:,} micro-batches in all stages, must have at most {MOST_MICRO_BATCHES:,}",
+            where="batch_size",
+            remedy="Choose fewer samples, or larger micro-batches.",
+        )
     for stage in plan.stages:
         where = f"stage '{stage.name}'"
         if stage.micro_batch < 1 or plan.batch_size % stage.micro_batch:

@@ -213,3 +213,30 @@ def test_an_interrupt_exits_with_130(graph: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("graphpipe.cli.plan.make_plan", interrupt)
     assert main(["plan", str(graph), *ON]) == 130
+
+
+def test_amounts_without_a_bound_are_refused(run: Run, graph: Path, plan_file: Path) -> None:
+    """`plan` did not end, and `simulate` took all memory."""
+    check(run("plan", graph, "--cluster", "summit:1x4", "--batch", "1000000000000"), 2, "batch", "16,777,216 samples")
+    text = plan_file.read_text()
+    body = json.loads(text)
+    body["plan"]["batch_size"] = 10**18
+    plan_file.write_text(json.dumps(body))
+    check(run("simulate", plan_file), 2, "plan.json", "micro-batches in all stages, must have at most 524,288")
+
+
+def test_a_path_without_its_ending_is_refused_with_a_sentence(run: Run, tmp_path: Path) -> None:
+    """It printed a TypeError of Python's imports."""
+    (tmp_path / "x.py").write_text("def y(): ...\n")
+    check(run("plan", f"{tmp_path}/x:y", *ON), 2, "is neither a module nor a file", "x.py:FUNCTION")
+    check(run("plan", "./x:y", *ON), 2, "is neither a module nor a file")
+
+
+def test_control_characters_in_names_do_not_reach_the_terminal(run: Run, graph: Path, plan_file: Path) -> None:
+    ran = run("plan", graph, *ON, "--planner", "\x1b[2Jgraph")
+    assert "\x1b" not in ran.err
+    assert "\\x1b[2Jgraph" in ran.err
+    body = json.loads(plan_file.read_text())
+    body["plan"]["stages"][0]["name"] = "\x1b[2J"
+    plan_file.write_text(json.dumps(body))
+    check(run("simulate", plan_file), 2, "'\\x1b[2J' has control characters")

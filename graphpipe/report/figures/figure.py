@@ -31,4 +31,4 @@ class Figure:
         """Return the JSON that the page reads, escaped for a <script> element."""
         whole = json.loads(str(self.figure.to_json())) | {"height": self.height, "kind": self.kind, "extra": self.extra}
         whole["layout"].pop("template", None)
-        return json.dumps(whole, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
+        return json.dumps(whole, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

@@ -1,5 +1,6 @@
 """How a damaged checkpoint is found: every file is compared with the manifest, and every JSON document is parsed."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -7,6 +8,8 @@ from graphpipe.errors import CheckpointCorrupt
 from graphpipe.run.checkpoint.manifest import MANIFEST, PLAN, TRAINING, FileEntry, Manifest, regular_file_size
 from graphpipe.run.checkpoint.optimizer_state import read_optimizer_states
 from graphpipe.run.checkpoint.training_state import TrainingState
+
+_NAMED = re.compile(r"step-(\d+)")
 
 
 def verify_files(checkpoint: Path) -> Manifest:
@@ -32,13 +35,19 @@ def verify_resumable(checkpoint: Path) -> Manifest:
     """Return the manifest of a checkpoint if its files are what was written and training can resume from them.
 
     Raises:
-        CheckpointCorrupt: names the damaged file.
+        CheckpointCorrupt: names the damaged file, or a checkpoint of another step than its name says.
     """
     manifest = verify_files(checkpoint)
     for name in (TRAINING, PLAN):
         if name not in manifest.files:
             raise CheckpointCorrupt(f"does not list {name}", where=str(checkpoint / MANIFEST))
-    TrainingState.load(checkpoint / TRAINING)
+    step = TrainingState.load(checkpoint / TRAINING).step
+    if (named := _NAMED.match(checkpoint.name)) and int(named[1]) != step:
+        raise CheckpointCorrupt(
+            f"holds step {step}, but its name says step {int(named[1])}",
+            where=str(checkpoint),
+            remedy=f"It was renamed. Its name was step-{step:08}.",
+        )
     read_optimizer_states(checkpoint, manifest)
     return manifest
 

@@ -48,6 +48,7 @@ import torch
 from torch import Tensor
 
 from graphpipe.errors import InvalidInput
+from graphpipe.files.regular_file import append_text, read_bytes
 from graphpipe.run.faults.fault import Fault
 
 _TOO_MANY_BYTES = 2**60
@@ -123,14 +124,14 @@ class Injector:
         # Recorded on the disk first, because the process may not survive the fault.
         self.armed.remove(fault)
         if self.log is not None:
-            with self.log.open("a", encoding="utf-8") as file:
+            with append_text(self.log) as file:
                 print(json.dumps({"fault": str(fault), "time": time.time()}), file=file, flush=True)
 
 
 def _struck(log: Path) -> set[str]:
-    if not log.exists():
+    if not (log.is_symlink() or log.exists()):
         return set()
-    return {json.loads(line)["fault"] for line in log.read_text(encoding="utf-8").splitlines()}
+    return {json.loads(line)["fault"] for line in read_bytes(log).decode("utf-8").splitlines()}
 
 
 def _strike(fault: Fault, device: torch.device, path: Path | None) -> None:

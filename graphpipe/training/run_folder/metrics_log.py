@@ -10,6 +10,7 @@ from typing import TextIO
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import from_body, to_body
 from graphpipe.files.json_lines import read_json_lines
+from graphpipe.files.regular_file import append_text
 from graphpipe.files.text_file import write_text
 
 
@@ -41,5 +42,5 @@ def read_metrics_log(path: Path) -> list[StepMetrics]:
 def open_metrics_log(path: Path, steps: Sequence[StepMetrics]) -> Generator[TextIO]:
     """Write a log of these steps, and keep it open so that further lines can be appended."""
     write_text(path, "".join(f"{json.dumps(to_body(step))}\n" for step in steps))
-    with path.open("a", encoding="utf-8") as log:
+    with append_text(path) as log:
         yield log

@@ -12,6 +12,7 @@ from pydantic import ConfigDict
 from graphpipe.files.json_body import from_body, to_body
 from graphpipe.files.json_document import read_document, write_document
 from graphpipe.files.json_lines import read_json_lines, remove_partial_line
+from graphpipe.files.regular_file import append_text
 from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.units import format_seconds
 
@@ -119,7 +120,7 @@ def note_recovery(folder: RunFolder, step: int) -> None:
         rerouted=interruption.rerouted,
     )
     remove_partial_line(folder.recoveries)
-    with folder.recoveries.open("a", encoding="utf-8") as file:
+    with append_text(folder.recoveries) as file:
         print(json.dumps(to_body(recovery)), file=file)
     folder.interruption.unlink()
     how = "rerouted" if recovery.rerouted else "recovered"

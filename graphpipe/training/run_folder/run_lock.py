@@ -9,6 +9,7 @@ from typing import Self
 
 from graphpipe.errors import InvalidInput
 from graphpipe.files.lock import acquire, release
+from graphpipe.files.regular_file import open_regular
 from graphpipe.training.run_folder.run_folder import RunFolder
 
 POLL_SECONDS = 0.2
@@ -28,12 +29,12 @@ class RunLock:
             wait_seconds: how long to wait for another process that holds the lock.
 
         Raises:
-            InvalidInput: another process holds the lock.
+            InvalidInput: another process holds the lock, or its file is a link.
         """
         if self._file is not None or not folder.path.is_dir():
             return
         try:
-            file = os.open(folder.lock, os.O_RDWR | os.O_CREAT, 0o666)
+            file = open_regular(folder.lock, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise InvalidInput(f"cannot be written to: {error.strerror}", where=str(folder.lock)) from None
         end = time.monotonic() + wait_seconds

@@ -119,6 +119,11 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _load_module(name: str, folder: str | Path) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise InvalidInput(
+            f"'{name}' is neither a module nor a file",
+            remedy=f"Write {name}.py:FUNCTION for a file, or package.module:FUNCTION.",
+        )
     _find_modules_in(Path(folder))
     return import_module(name)
 

@@ -12,6 +12,7 @@ from typing import Any, TextIO, cast, get_args
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import from_body, to_body
 from graphpipe.files.json_lines import remove_partial_line
+from graphpipe.files.regular_file import append_text, read_bytes, refuse_link
 from graphpipe.run.worker.recorder import CurrentWork
 from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.training.telemetry.event import VERSION, Event, EventLine, FailureEvent
@@ -46,8 +47,9 @@ def open_event_log(folder: RunFolder, rank: int) -> Generator[EventLog]:
     path = folder.events(rank)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        refuse_link(path.parent)
         remove_partial_line(path)
-        file = path.open("a", encoding="utf-8")
+        file = append_text(path)
     except OSError as error:
         raise InvalidInput(f"cannot write: {error.strerror}", where=str(path)) from None
     with file:
@@ -95,9 +97,7 @@ def read_new_events(path: str | Path, start: int, kinds: Collection[str] | None 
         InvalidInput: as `read_events`.
     """
     try:
-        with Path(path).open("rb") as file:
-            file.seek(start)
-            content = file.read()
+        content = read_bytes(Path(path), start)
         content = content[: content.rfind(b"\n") + 1]
         lines = content.decode("utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -119,6 +119,8 @@ def _body(text: str, where: str) -> dict[str, Any]:
         body = json.loads(text)
     except ValueError:
         raise InvalidInput("is not JSON", where=where) from None
+    except RecursionError:
+        raise InvalidInput("is nested too deeply", where=where) from None
     if not isinstance(body, dict) or body.pop("schema_version", None) != VERSION or "event" not in body:
         raise InvalidInput(f"is not an event of schema version {VERSION}", where=where)
     return cast(dict[str, Any], body)

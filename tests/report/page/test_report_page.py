@@ -151,3 +151,15 @@ def test_the_table_of_stages_shows_what_is_recomputed(tmp_path: Path) -> None:
     assert "What a stage recomputes is not kept" in text
     write_html(whole_subject(), tmp_path / "report.html")
     assert "recomputes" not in (tmp_path / "report.html").read_text()
+
+
+def test_a_stage_whose_name_begins_a_script_does_not_break_the_page(tmp_path: Path) -> None:
+    """After `<!--<script>` in a script, browsers do not end it at `</script>`: the rest of the page was missing."""
+    first, *others = PLAN.stages
+    named = replace(PLAN, stages=(replace(first, name="<!--<script>"), *others))
+    _, text = write(Subject(title="plan", plan=named), tmp_path / "report.html")
+    scripts = re.findall(r'<script type="application/json" data-figure="[a-z-]+">(.*?)</script>', text, re.DOTALL)
+    assert scripts
+    assert not any("<" in each for each in scripts)
+    assert any("!--" in each for each in scripts)
+    assert [*map(json.loads, scripts)]

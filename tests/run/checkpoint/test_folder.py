@@ -76,6 +76,17 @@ def other_shape(path: Path) -> None:
     save_file({name: each.unsqueeze(0) for name, each in load_file(path).items()}, path)
 
 
+def test_two_checkpoints_that_were_swapped_are_noticed(made: Path, tmp_path: Path) -> None:
+    """A run went on from step 2 as if it were step 3."""
+    shutil.copytree(made, tmp_path / "swapped")
+    older, newer = (tmp_path / "swapped" / f"step-{step:08}" for step in (2, 3))
+    newer.rename(tmp_path / "aside")
+    older.rename(newer)
+    (tmp_path / "aside").rename(older)
+    with pytest.raises(CheckpointCorrupt, match="holds step 2, but its name says step 3"):
+        newest_resumable(tmp_path / "swapped")
+
+
 def test_the_last_two_checkpoints_are_kept(folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["step-00000002", "step-00000003"]
     files = {path.name for path in (folder / "step-00000003").iterdir()}
