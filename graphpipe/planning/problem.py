@@ -42,7 +42,8 @@ def make_problem(graph: Graph, costs: CostTable, cluster: Cluster, batch_size: i
         loads: of samples, by name. None: every sample is the same work.
 
     Raises:
-        InvalidInput: the mini-batch is empty or too large, the costs are of another graph, or loads of unknown operators.
+        InvalidInput: the mini-batch is empty or too large, the costs are of another graph, or the loads of unknown
+            operators.
     """
     check_batch_size(batch_size, "batch_size")
     if loads is not None:

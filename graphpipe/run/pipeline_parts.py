@@ -31,6 +31,7 @@ from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.step.programs_by_shape import ProgramsByShape
 from graphpipe.run.step.step_summary import summary_length
 from graphpipe.run.step.train_step import TrainStep
+from graphpipe.run.weight_digest import digest_of
 from graphpipe.run.weights.check_sync import check_schedule
 from graphpipe.run.weights.stage_syncs import StageSyncs
 from graphpipe.run.weights.weight_update import OptimizerFactory, WeightUpdate
@@ -94,9 +95,10 @@ def build_parts(
     check_planned_precision(plan, options.precision)
     check_precision_of_device(world.device, options.precision)
     check_host_memory(world, placement)
+    weights = digest_of(model) if world.size > 1 and isinstance(model, nn.Module) else ""  # before they are sharded
     worker = _worker(programs, placement, world, tasks, lowered, options, syncs)
     ranks = neighbours(plan, placement, lowered, world.rank)
-    batches = BatchPreparer(plan=plan, shapes=shapes, worker=worker, neighbours=ranks, options=options)
+    batches = BatchPreparer(plan=plan, shapes=shapes, worker=worker, neighbours=ranks, options=options, weights=weights)
     output_stage = [program.is_output for program in programs].index(True)
     sums = ScalarSum(world, summary_length(plan, output_stage), root=placement.ranks(0)[0])
     evaluation = Evaluation(

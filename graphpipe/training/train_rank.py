@@ -122,6 +122,8 @@ def _train(
     """Train, evaluate and save with one generation of ranks."""
     main = int(os.environ.get("RANK", "0")) == 0
     kept = survivor.kept
+    size, seed = config.train.batch_size, config.train.seed
+    reader = kept.reader if kept else DataReader(task=task, batch_size=size, seed=seed, position=DataPosition())
     history = kept.history if kept else read_metrics_log(folder.metrics_log) if resume else []
     with (
         Pipeline(
@@ -130,7 +132,7 @@ def _train(
             task.loss_fn,
             kept.optimizer if kept else partial(build_optimizer, config.optimizer),
             options=_options(
-                config, kept.schedule if kept else scheduler_factory(config.lr_schedule, steps), plan, folder
+                config, kept.schedule if kept else scheduler_factory(config.lr_schedule, steps), plan, folder, reader
             ),
         ) as pipeline,
         Checkpoints(pipeline, folder.checkpoints, keep=config.train.keep) as checkpoints,
@@ -138,13 +140,12 @@ def _train(
     ):
         if task.held_out is not None:
             check_evaluates(pipeline.state.programs)  # rather than after all steps
-        position = DataPosition()
         if kept:
             kept.resume(pipeline)
         elif resume:
             training = checkpoints.load()
             training.check_unfinished(steps, results=folder.metrics.exists(), where=str(folder))
-            position = training.position
+            reader.position = training.position
         if main:
             note_recovery(folder, pipeline.steps)
         history = [step for step in history if step.step <= pipeline.steps]
@@ -154,12 +155,7 @@ def _train(
                 where=str(folder.metrics_log),
                 remedy="`graphpipe export` writes the weights of the last checkpoint.",
             )
-        if kept:
-            reader, batches = kept.reader, kept.batches
-        else:
-            size, seed = config.train.batch_size, config.train.seed
-            reader = DataReader(task=task, batch_size=size, seed=seed, position=position)
-            batches = RepeatableBatches.after(pipeline.steps, iter(reader))
+        batches = kept.batches if kept else RepeatableBatches.after(pipeline.steps, iter(reader))
         world = pipeline.world
         ready = readiness(world, plan)
         if main:
@@ -183,7 +179,9 @@ def _train(
     return result
 
 
-def _options(config: TrainConfig, schedule: SchedulerFactory, plan: Plan, folder: RunFolder) -> PipelineOptions:
+def _options(
+    config: TrainConfig, schedule: SchedulerFactory, plan: Plan, folder: RunFolder, reader: DataReader
+) -> PipelineOptions:
     return PipelineOptions(
         lr_scheduler=schedule,
         captured=load_capture(folder.capture, plan.graph),
@@ -195,6 +193,7 @@ def _options(config: TrainConfig, schedule: SchedulerFactory, plan: Plan, folder
         timeout_seconds=config.run.timeout_seconds,
         faults=parse_faults(config.train.faults),
         fault_log=folder.faults,
+        position=lambda: str(reader.position),
         rollback=False,  # a segment that fails ends the run, which continues from its checkpoint
     )
 

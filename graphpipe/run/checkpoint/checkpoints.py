@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from graphpipe.errors import InvalidInput
+from graphpipe.run.check_replicas import check_replicas
 from graphpipe.run.checkpoint.folder import begin_checkpoint, commit_checkpoint, newest_resumable, part_folder
 from graphpipe.run.checkpoint.rank_files import all_ranks_written, merge_rank_lists, write_rank_files
 from graphpipe.run.checkpoint.restore import restore
@@ -60,7 +61,8 @@ class Checkpoints:
             position: where in the data the training is.
 
         Raises:
-            InvalidInput: as `wait`, or the folder holds a checkpoint of a later step, which is of another training.
+            InvalidInput: as `wait`, the folder holds a checkpoint of a later step, which is of another training, or
+                replicas of a stage have different weights.
         """
         self.wait()
         pipeline, state, world = self._pipeline, self._pipeline.state, self._pipeline.world
@@ -77,6 +79,7 @@ class Checkpoints:
         # Removing the files of an interrupted save may take rank 0 a while.
         collective_call(world, lambda: begin_checkpoint(self.folder, step) if world.rank == 0 else part, slow=True)
         pipeline.gather_weights()
+        check_replicas(world, state)
         snapshot = collective_call(world, lambda: take_snapshot(state, training))
         self._saving = _BackgroundSave(
             part, world.rank, world.size, self._keep, lambda: _write(part, monitor, world.rank, step, snapshot)

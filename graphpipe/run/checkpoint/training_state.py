@@ -26,6 +26,10 @@ class DataPosition:
     """The random generators at the start of the epoch: to resume, its mini-batches are drawn again up to this position.
     If it is None, the generators are not restored."""
 
+    def __str__(self) -> str:
+        """Return the position in words."""
+        return f"epoch {self.epoch}, mini-batch {self.batch}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingState:

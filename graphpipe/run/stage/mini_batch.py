@@ -58,13 +58,35 @@ def _cut(tensor: Tensor, rows: SampleRange, device: torch.device) -> Tensor:
     return part if part.device == device else part.to(device, non_blocking=True)
 
 
-def fingerprint(batch: MiniBatch) -> str:
-    """Return 8 hexadecimal digits of the values of the first and the last sample."""
-    state = blake2b(digest_size=4)
-    for tensor in [*batch.inputs.values(), *leaves(batch.targets)]:
-        for row in (tensor[0], tensor[-1]):
-            state.update(row.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return state.hexdigest()
+class SeenValues:
+    """A digest of the values of all mini-batches so far: of the whole first one, then of two samples of each.
+
+    The two samples rotate, so that values which differ in one place are seen after half as many mini-batches as there
+    are samples in each. A digest of all values would cost more than the step of a small model.
+    """
+
+    def __init__(self) -> None:
+        self._state = blake2b(digest_size=4)
+        self._count = 0
+
+    def add(self, batch: MiniBatch) -> None:
+        """Add the values of the next mini-batch."""
+        first = 2 * (self._count - 1) % batch.size
+        rows = slice(first, first + 2) if self._count else slice(None)
+        for tensor in [*batch.inputs.values(), *leaves(batch.targets)]:
+            values = tensor[rows].detach().cpu().contiguous().reshape(-1)
+            self._state.update(values.view(torch.uint8).numpy().data)
+        self._count += 1
+
+    @property
+    def count(self) -> int:
+        """How many mini-batches were added."""
+        return self._count
+
+    @property
+    def digits(self) -> str:
+        """8 hexadecimal digits."""
+        return self._state.hexdigest()
 
 
 def check_rows(inputs: Mapping[str, Tensor], targets: object) -> int:

@@ -1,6 +1,6 @@
 """Prepares the input of a step: checks it, compares it with other ranks', and fits the replicas to its shapes."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from graphpipe.errors import InvalidInput
@@ -8,7 +8,7 @@ from graphpipe.model.inputs import Inputs, describe, name_inputs
 from graphpipe.plans import Plan
 from graphpipe.run.comm.batch_comparison import BatchComparison
 from graphpipe.run.faults.rank_status import ALL_PEERS
-from graphpipe.run.stage.mini_batch import MiniBatch, check_rows, fingerprint
+from graphpipe.run.stage.mini_batch import MiniBatch, SeenValues, check_rows
 from graphpipe.run.step.build_worker import match_modes
 from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.step.programs_by_shape import ProgramsByShape, ShapedPrograms, format_inputs
@@ -26,6 +26,12 @@ class BatchPreparer:
     options: PipelineOptions
     neighbours: tuple[int, ...]
     """The ranks to compare with (see `batch_comparison.neighbours`)."""
+    weights: str = ""
+    """A digest of the model's initial weights; empty if they are not compared."""
+    seen: SeenValues = field(default_factory=SeenValues)
+    """The values that this rank was given, which must be those of the other ranks."""
+    compared: bool = False
+    """Whether a mini-batch of a training has been compared."""
     fitted: ShapedPrograms | None = None
     """The shapes that the replicas are fitted to; None before the first mini-batch and after an error."""
 
@@ -43,7 +49,7 @@ class BatchPreparer:
                 where="step",
                 remedy="Drop the last, smaller batch of an epoch, or plan for this batch size.",
             )
-        return MiniBatch(
+        batch = MiniBatch(
             inputs=named,
             targets=targets,
             size=size,
@@ -54,6 +60,9 @@ class BatchPreparer:
             loss_scale=loss_factor,
             check_finite=training and self.options.check_finite,
         )
+        if training and self.worker.world.size > 1:
+            self.seen.add(batch)
+        return batch
 
     def report_invalid(self, error: InvalidInput) -> None:
         """Report an invalid mini-batch to the other ranks; return if all of them found the same error.
@@ -96,14 +105,22 @@ class BatchPreparer:
 
     def _compare(self, batch: MiniBatch, fitted: ShapedPrograms | None, count: int) -> BatchComparison:
         inputs = describe(batch.inputs) if fitted is None else fitted.inputs
-        *_, step = batch.key
-        # Ranks with different data differ from the first step on. Comparing values at every step would cost time.
-        values = f" (values {fingerprint(batch)})" if batch.training and step == 0 else ""
+        values = f" ({self._values(batch)})" if batch.training else ""
         samples = f"{batch.size} samples" if count == 1 else f"{count} mini-batches of {batch.size} samples"
         said = f"was given {samples}{values} of {format_inputs(inputs)}"
         comparison = BatchComparison.begin(self.worker.world, self.neighbours, said)
+        self.compared = self.compared or batch.training
         if fitted is None or not batch.training:
             comparison.settle()
         if not batch.training:
             self.worker.world.barrier()  # ranks that have not compared their batches exchange messages later
         return comparison
+
+    def _values(self, batch: MiniBatch) -> str:
+        *_, step = batch.key
+        place = self.options.position
+        parts = [place()] if place is not None else []
+        parts.append(f"values so far {self.seen.digits}")
+        if step == 0 and not self.compared and self.weights:
+            parts.append(f"initial weights {self.weights}")
+        return ", ".join(parts)

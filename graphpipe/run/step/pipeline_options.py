@@ -1,6 +1,7 @@
 """The options of a pipeline: all that a plan, a model, a loss and an optimizer leave open."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +69,8 @@ class PipelineOptions:
     """Assert that no replica has more samples in flight than the plan allows."""
     timeout_seconds: float = 300.0
     """How long to wait for a peer that neither answers nor dies."""
+    position: Callable[[], str] | None = None
+    """Returns where in the data this rank is, such as `epoch 2, mini-batch 7`. Ranks compare it before every step."""
     faults: tuple[Fault, ...] = ()
     """Faults to inject, of all ranks."""
     fault_log: Path | None = None
