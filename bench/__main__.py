@@ -47,9 +47,10 @@ MODULES = {
     "counts": "search.counts",
     "faults": "faults.faults",
     "equivalence": "equivalence",
+    "user-errors": "user_errors",
 }
 """The file of each benchmark. `python -m bench` runs them in this order."""
-BY_NAME = ("rank-gradients", "fault-rerouting", "equivalence", "counts", "faults")
+BY_NAME = ("rank-gradients", "fault-rerouting", "equivalence", "user-errors", "counts", "faults")
 """Are run only by name. The last two take hours, and go on where they ended."""
 
 

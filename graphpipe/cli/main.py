@@ -1,6 +1,7 @@
 """The `graphpipe` command: runs a verb, and turns an exception into one sentence and an exit code."""
 
 import argparse
+import errno
 import os
 import sys
 import traceback
@@ -29,6 +30,7 @@ from graphpipe.cli import (
 from graphpipe.cli.arguments import Subparsers
 from graphpipe.cli.waiting_bar import waiting_bar
 from graphpipe.errors import GraphPipeError, Infeasible, InvalidInput, nearest
+from graphpipe.files.lasting_output import lasting_output, open_missing_streams
 from graphpipe.files.printable import printable
 from graphpipe.user_frames import describe_error, user_place
 from graphpipe.versions import version_line
@@ -74,6 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0 done, 2 invalid input, 3 infeasible, 4 failed run, 130 interrupted.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    open_missing_streams()
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
@@ -89,16 +92,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # The reader of standard output has ended (`| head`). That is not an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.filename is not None or error.errno != errno.ENOSPC:
+            return _unexpected(error)
+        with lasting_output():  # The error may go to the same place.
+            _say(f"error: the output cannot be written: {error.strerror}")
+            return FAILED
     except Exception as error:
-        if user_place(error):
-            _say(f"error: {describe_error(error)}. GRAPHPIPE_DEBUG=1 shows the traceback.")
-        else:
-            _say(
-                f"error: unexpected {describe_error(error)}. This is a bug in graphpipe: please report it, with the "
-                "traceback that GRAPHPIPE_DEBUG=1 shows."
-            )
-        _debug()
-        return FAILED
+        return _unexpected(error)
+
+
+def _unexpected(error: Exception) -> int:
+    if user_place(error):
+        _say(f"error: {describe_error(error)}. GRAPHPIPE_DEBUG=1 shows the traceback.")
+    else:
+        _say(
+            f"error: unexpected {describe_error(error)}. This is a bug in graphpipe: please report it, with the "
+            "traceback that GRAPHPIPE_DEBUG=1 shows."
+        )
+    _debug()
+    return FAILED
 
 
 def _run(given: list[str]) -> int:

@@ -9,6 +9,7 @@ from graphpipe.cli.output import Output
 from graphpipe.cli.setting_options import add_settings
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import to_body
+from graphpipe.files.lasting_output import lasting_output
 from graphpipe.planning.settings import PlanSection
 from graphpipe.plans import Plan
 from graphpipe.report import measured_table, summarise, summary_lines
@@ -69,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
     config = with_options(read_config(args.config, overrides), faults=args.fault, elastic=args.elastic)
     if args.print_config:
         return _print_config(args, config, overrides)
-    return _train(args, config)
+    with lasting_output():
+        return _train(args, config)
 
 
 def _profiler_override(text: str | None) -> list[str]:

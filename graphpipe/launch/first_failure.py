@@ -3,7 +3,7 @@
 import re
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from graphpipe import errors
 from graphpipe.errors import GraphPipeError
+from graphpipe.launch.hung_ranks import HungRanks
 from graphpipe.run.faults.rank_status import NO_PEER, read_status
 from graphpipe.user_frames import user_place_in
 
@@ -99,6 +100,21 @@ def first_failure(
     )
 
 
+def left_early(ranks: HungRanks, others: Collection[int] = ()) -> dict[int, ProcessFailure]:
+    """Return the ranks that exited with code 0 before their work was done, as failures.
+
+    Args:
+        ranks: of the launch, none of which was given another number.
+        others: ranks that failed otherwise.
+    """
+    return {number: early_exit(number) for number in ranks.left_early() if number not in others}
+
+
+def early_exit(rank: int) -> ProcessFailure:
+    """Return the failure of a rank that exited with code 0 before its work was done."""
+    return ProcessFailure(local_rank=rank, pid=0, exitcode=0, error_file="")
+
+
 def _never_began(rank: int, failure: ProcessFailure, folder: str | Path) -> bool:
     return not _recorded(failure) and read_status(folder, rank) is None
 
@@ -149,7 +165,8 @@ def _describe(failure: ProcessFailure) -> str:
     if failure.exitcode < 0:
         hint = " (out of memory, perhaps)" if failure.exitcode == -signal.SIGKILL else ""
         return f"was killed by {failure.signal_name()}{hint}"
-    return f"exited with code {failure.exitcode}"
+    early = "" if failure.exitcode else " before its work was done"
+    return f"exited with code {failure.exitcode}{early}"
 
 
 def _place(failure: ProcessFailure) -> str:

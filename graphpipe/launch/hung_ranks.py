@@ -123,6 +123,12 @@ class HungRanks:
         begun = {number for number in self._processes if self._notes(number).pid is not None}
         return (begun | self._missed) - {*self.running()}
 
+    def left_early(self) -> list[int]:
+        """Return the processes that have ended before their work was done, of those that note what they do."""
+        self._find({})
+        ended = {number for number in range(self.count) if number not in self.running()}
+        return sorted(n for n in ended if self._notes(n).pid is not None and not self._notes(n).is_done)
+
     def all_done(self, numbers: Collection[int]) -> bool:
         """Return whether these ranks have done their work."""
         return all(self._notes(number).is_done for number in numbers)

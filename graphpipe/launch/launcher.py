@@ -19,7 +19,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from graphpipe.errors import GraphPipeError, InvalidInput
 from graphpipe.launch.exit_order import recording_exits
-from graphpipe.launch.first_failure import RankFailed, first_failure
+from graphpipe.launch.first_failure import RankFailed, first_failure, left_early
 from graphpipe.launch.hung_ranks import MARGIN_SECONDS, HungRanks
 from graphpipe.launch.kill_hung_ranks import kill_hung_ranks
 from graphpipe.launch.local_rendezvous import BACKEND
@@ -109,15 +109,24 @@ def _run_agent(
         local_addr=LOOPBACK,
         max_restarts=0,
         logs_specs=DefaultLogsSpecs(log_dir=logs),
+        signals_to_handle=",".join(_handled_signals()),
     )
     shut_down_within(config, SHUTDOWN_SECONDS)
     with kill_hung_ranks(Path(logs), ranks), _silenced_agent():
         try:
             elastic_launch(config, command[0])(*command[1:])
         except ChildFailedError as error:
+            failures = left_early(ranks, error.failures) | error.failures
             raise first_failure(
-                error.failures, logs, exits, hung=ranks.killed, after_work=ranks.all_done(range(nproc))
+                failures, logs, exits, hung=ranks.killed, after_work=ranks.all_done(range(nproc))
             ) from None
+    if early := left_early(ranks):
+        raise first_failure(early, logs, exits)
+
+
+def _handled_signals() -> list[str]:
+    # What was ignored stays ignored, such as SIGHUP under nohup. Torch's agent would stop the ranks.
+    return [each.name for each in _AGENT_SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
 
 
 def check_port(port: int) -> None:

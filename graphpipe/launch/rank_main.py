@@ -11,6 +11,7 @@ from functools import partial
 
 from graphpipe.collection_pause import collection_paused
 from graphpipe.errors import GraphPipeError
+from graphpipe.files.lasting_output import lasting_output, open_missing_streams
 from graphpipe.launch.life_notes import LifeNotes
 from graphpipe.launch.parent_watch import die_with_launcher
 from graphpipe.user_frames import describe_error
@@ -57,7 +58,7 @@ def _recorded(main: Callable[[], None]) -> None:
         from torch.distributed.elastic.multiprocessing.errors import record
     file = os.environ.get(_ERROR_FILE)
     if file is None:
-        return record(main)()
+        return record(partial(_noting_error, main, []))()
     os.environ[_ERROR_FILE] = f"{file}.part"
     raised: list[Exception] = []
     try:
@@ -73,6 +74,10 @@ def _recorded(main: Callable[[], None]) -> None:
 def _noting_error(main: Callable[[], None], raised: list[Exception]) -> None:
     try:
         main()
+    except SystemExit as stop:  # Torch takes the code 0 for success, but the other ranks wait for this one.
+        error = GraphPipeError(f"sys.exit({stop.code or 0}) was called before the work of this rank was done")
+        raised.append(error)
+        raise error from stop
     except Exception as error:
         raised.append(error)
         raise
@@ -93,7 +98,9 @@ def _error_file_exists() -> bool:
 
 def main() -> int:
     """Call the function that the command line names, with the arguments after it."""
-    return run_as_rank(_work)
+    open_missing_streams()
+    with lasting_output():
+        return run_as_rank(_work)
 
 
 def _work() -> None:

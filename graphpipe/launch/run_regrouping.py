@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from graphpipe.launch.first_failure import RankFailed, first_failure
+from graphpipe.launch.first_failure import RankFailed, early_exit, first_failure
 from graphpipe.launch.hung_ranks import HungRanks
 from graphpipe.launch.local_rendezvous import free_port
 from graphpipe.launch.rank_processes import RankProcesses
@@ -69,7 +70,7 @@ def run_regrouping(
             run.kill_hung()
             if run.has_failed() and not run.goes_on():
                 raise run.end()
-        if run.has_failed():
+        if run.has_failed() or run.left_early():
             raise run.end()
     finally:
         processes.stop()
@@ -139,12 +140,18 @@ class _Run:
     def _failure(self, numbers: Sequence[int]) -> RankFailed:
         ranks = self.processes.ranks
         return first_failure(
-            self.processes.failures(numbers),
+            self.left_early() | self.processes.failures(numbers),
             self.files.folder,
             self.exits,
             hung={ranks[number]: why for number, why in self.hung.killed.items() if number in ranks},
             after_work=self.hung.all_done([*ranks]),
         )
+
+    def left_early(self) -> dict[int, ProcessFailure]:
+        """Return the ranks that have exited with code 0 before their work was done, as failures."""
+        ended, ranks = self.processes.ended(), self.processes.ranks
+        early = (ranks[number] for number in self.hung.left_early() if ended.get(number) == 0)
+        return {rank: early_exit(rank) for rank in early}
 
     def _wait_for_others(self) -> list[int]:
         """Return the processes that are lost once all others have left; none if that does not happen."""
@@ -195,4 +202,5 @@ def _raise_for_signals() -> None:
         raise SignalException(f"received {signal.Signals(number).name}", sigval=signal.Signals(number))
 
     for number in _SIGNALS:
-        signal.signal(number, stop)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, stop)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+from graphpipe.errors import InvalidInput
 from graphpipe.run.checkpoint.training_state import DataPosition
 from graphpipe.run.device.random_state import RandomState
 from graphpipe.training.task.task import Batch, Task, as_batch
@@ -25,7 +26,11 @@ class DataReader:
     """After the last mini-batch that was returned."""
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the mini-batches from the position on."""
+        """Yield the mini-batches from the position on.
+
+        Raises:
+            InvalidInput: an epoch yields none.
+        """
         while True:
             start = self.position
             if start.random is not None:
@@ -35,4 +40,10 @@ class DataReader:
             for done, batch in enumerate(islice(batches, start.batch, None), start.batch + 1):
                 self.position = DataPosition(epoch=start.epoch, batch=done, random=random)
                 yield as_batch(batch, "a mini-batch of the epoch")
+            if self.position == start and not start.batch:
+                raise InvalidInput(
+                    f"yielded no mini-batch of {self.batch_size} samples in epoch {start.epoch}",
+                    where="epoch",
+                    remedy="Make the data anew in every epoch: an iterator that was read to its end yields no more.",
+                )
             self.position = DataPosition(epoch=start.epoch + 1)
