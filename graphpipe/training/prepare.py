@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from graphpipe.cluster import Cluster
 from graphpipe.errors import InvalidInput
@@ -16,6 +17,7 @@ from graphpipe.run.faults.check_faults import check_faults, phases_by_rank
 from graphpipe.run.faults.fault import parse_faults
 from graphpipe.simulator.simulate import simulate
 from graphpipe.trace import Trace
+from graphpipe.training.changed_settings import asks_for_another_plan, changed_settings, sentence
 from graphpipe.training.check_task import check_task
 from graphpipe.training.config.settings import RunSettings, TrainConfig
 from graphpipe.training.make_plan import make_plan, use_plan, with_policy_of
@@ -72,8 +74,8 @@ def prepare(
     steps = count_steps(config, task)
     planned = config
     if resume and plan is None:
-        last, plan = _resumed_plan(config, resume, steps, tell)
-        planned = with_policy_of(config, last)
+        last, plan, changed = _resumed_plan(config, resume, steps, tell)
+        planned = config if {"plan.weights", "plan.predictor"} & {*changed} else with_policy_of(config, last)
     if plan is not None:
         found, captured = use_plan(config, task, plan)
     else:
@@ -112,18 +114,30 @@ def save_plan(plan: Plan, folder: RunFolder) -> Trace:
 
 def _resumed_plan(
     config: TrainConfig, run: RunFolder, steps: int, tell: Callable[[str], None]
-) -> tuple[Plan, Path | None]:
-    # The plan of the last checkpoint, and its file, or None if it is for another cluster.
+) -> tuple[Plan, Path | None, dict[str, Any]]:
+    # The plan of the last checkpoint, its file, or None if another plan is needed, and the settings that have changed.
     checkpoint = newest_resumable(run.checkpoints)
     training = TrainingState.load(checkpoint / TRAINING)
     training.check(seed=config.train.seed, batch_size=config.train.batch_size, where=str(checkpoint))
     training.check_unfinished(steps, results=run.metrics.exists(), where=str(checkpoint))
     tell(f"resuming after step {training.step} from {checkpoint}")
-    last = Plan.load(checkpoint / PLAN)
-    if last.cluster == Cluster.resolve(config.cluster):
-        return last, checkpoint / PLAN
-    tell(f"the run was planned for another cluster than {config.cluster}: planning again")
-    return last, None
+    last, changed = Plan.load(checkpoint / PLAN), changed_settings(run, config)
+    if "optimizer.name" in changed:
+        then, now = changed["optimizer.name"]
+        raise InvalidInput(
+            f"the run was trained with {then}, and its checkpoint has no state of {now}",
+            where="optimizer.name",
+            remedy=f"Choose {then}, or start from the exported weights.",
+        )
+    if changed:
+        tell(sentence(changed, training.step))
+    if last.cluster != Cluster.resolve(config.cluster):
+        tell(f"the run was planned for another cluster than {config.cluster}: planning again")
+        return last, None, changed
+    if others := asks_for_another_plan(changed):
+        tell(f"{', '.join(others)} changed: planning again")
+        return last, None, changed
+    return last, checkpoint / PLAN, changed
 
 
 def _new_folder(settings: RunSettings) -> RunFolder:

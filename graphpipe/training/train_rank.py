@@ -26,6 +26,7 @@ from graphpipe.run.stage.loss import kind_of
 from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.weights.weight_update import SchedulerFactory
 from graphpipe.trace import Trace
+from graphpipe.training.changed_settings import apply_settings
 from graphpipe.training.config.optimizers import build_optimizer, scheduler_factory
 from graphpipe.training.config.settings import TrainConfig
 from graphpipe.training.elastic.survivor import BufferCopies, RepeatableBatches, Survivor
@@ -145,6 +146,7 @@ def _train(
         elif resume:
             training = checkpoints.load()
             training.check_unfinished(steps, results=folder.metrics.exists(), where=str(folder))
+            apply_settings(pipeline.state.optimizers, config.optimizer)
             reader.position = training.position
         if main:
             note_recovery(folder, pipeline.steps)

@@ -160,6 +160,36 @@ def test_a_run_without_a_flush_is_resumed_from_its_last_drain_before_nan(run: Ru
         assert torch.equal(weights("runs/tiny-2")[name], tensor), name
 
 
+@pytest.mark.usefixtures("forked_ranks")
+def test_other_settings_are_applied_and_said(run: Run, broken: None) -> None:
+    """The learning rate of the checkpoint ran on, and config.json had the new one."""
+    changed = ("optimizer.lr=0.02", "optimizer.weight_decay=0.5", "lr_schedule.name=constant")
+    resumed = run(*WORDS, *changed, "--resume", "runs/tiny-1", "--json")
+    assert resumed.code == 0, resumed.err
+    assert "other settings from step 4 on: task tiny.py:breaking_task -> tiny.py:task, " in resumed.err
+    for words in ("optimizer.lr 0.05 -> 0.02", "optimizer.weight_decay 0.0 -> 0.5", "lr_schedule.name cosine -> con"):
+        assert words in resumed.err
+    config = json.loads(Path("runs/tiny-1/config.json").read_text())
+    assert (config["optimizer"]["lr"], config["lr_schedule"]["name"]) == (0.02, "constant")
+    state = json.loads(Path("runs/tiny-1/checkpoints/step-00000006/optimizer-00.json").read_text())
+    assert [(each["lr"], each["weight_decay"]) for each in state["groups"]] == [(0.02, 0.5)] * len(state["groups"])
+    assert run(*WORDS).code == 0  # with the settings from before, in runs/tiny-2
+    assert losses("runs/tiny-1")[:4] == losses("runs/tiny-2")[:4]  # the fourth loss is of the weights before
+    assert losses("runs/tiny-1")[4:] != losses("runs/tiny-2")[4:]
+
+
+@pytest.mark.usefixtures("forked_ranks")
+def test_another_plan_is_made_and_another_optimizer_refused(run: Run, broken: None) -> None:
+    refused = run(*WORDS, "optimizer.name=sgd", "--resume", "runs/tiny-1")
+    assert (refused.code, refused.err.count("error: ")) == (2, 1), refused.err
+    assert "optimizer.name: the run was trained with adamw, and its checkpoint has no state of sgd" in refused.err
+    assert json.loads(Path("runs/tiny-1/config.json").read_text())["optimizer"]["name"] == "adamw"
+    resumed = run(*WORDS, "plan.micro_batch=4", "--resume", "runs/tiny-1")
+    assert resumed.code == 0, resumed.err
+    assert "plan.micro_batch changed: planning again" in resumed.out
+    assert {stage.micro_batch for stage in Plan.load("runs/tiny-1/plan.json").stages} == {4}
+
+
 def test_runs_that_cannot_be_resumed(run: Run, broken: None) -> None:
     before = sorted(str(path) for path in Path("runs").rglob("*"))
     for words, message in (
