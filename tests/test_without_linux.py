@@ -57,7 +57,9 @@ def test_ranks_train_and_a_failure_is_named(tmp_path: Path) -> None:
     (tmp_path / "tiny.py").write_text(BROKEN + TASK.replace("loss_fn=nn.functional.mse_loss", "loss_fn=broken"))
     done = portable("-m", "graphpipe", "train", "tiny.toml", "train.epochs=1", folder=tmp_path)
     assert done.returncode == 4, done.stderr
-    assert re.search(r"error: rank 1 .*: KeyError: 'mine' \(tiny\.py, line 6, in broken\)\. The other ranks", done.stderr)
+    assert re.search(
+        r"error: rank 1 .*: KeyError: 'mine' \(tiny\.py, line 6, in broken\)\. The other ranks", done.stderr
+    )
     assert "Traceback" not in done.stderr
 
 

@@ -92,9 +92,9 @@ def _compare(output: Output, problem: Problem, asked: argparse.Namespace, folder
     with waiting("planning"):
         plans = {name: _plan(problem, asked, planner) for name, planner in PLANNERS.items()}
         strongest = simulate(_plan(problem, asked, STRONGEST_CHAIN)).step_seconds
-    for name, found in plans.items():
-        stages = f"{len(found.stages)} stages, depth {found.depth}"
-        output.show(f"{name:9}  {stages}, planned by {found.planner} in {format_seconds(found.search_seconds)}")
+    for name, planned in plans.items():
+        stages = f"{len(planned.stages)} stages, depth {planned.depth}"
+        output.show(f"{name:9}  {stages}, planned by {planned.planner} in {format_seconds(planned.search_seconds)}")
     scale, rehearsed = _rehearse(plans)
     graph, chain = rehearsed["graph"], rehearsed["chain"]
     ratios = (
@@ -112,8 +112,8 @@ def _compare(output: Output, problem: Problem, asked: argparse.Namespace, folder
         f"own search is predicted at {format_seconds(strongest)}: {strongest / graph.predicted.step_seconds:.2f}x.",
         f"both plans and their steps, side by side: {page}" if _draws() else UNDRAWN,
     )
-    found: dict[str, object] = {"ratio_predicted": ratios[0], "ratio_rehearsed": ratios[1], "scale": scale}
-    return found | ({"comparison": str(page)} if _draws() else {})
+    figures: dict[str, object] = {"ratio_predicted": ratios[0], "ratio_rehearsed": ratios[1], "scale": scale}
+    return figures | ({"comparison": str(page)} if _draws() else {})
 
 
 def _draws() -> bool:
