@@ -53,6 +53,15 @@ def test_the_files_and_the_test_exist(row: tuple[str, str, str, str]) -> None:
     assert f"def {test}(" in (ROOT / path).read_text(encoding="utf-8")
 
 
+def test_the_files_of_ordinary_changes_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text.partition("| change | files | which |")[2].partition("\n\n")[0]
+    named = re.findall(r"`([a-z_/]+(?:\.py|\.md)?)`", table)
+    assert len(named) > 20
+    for name in named:
+        assert (ROOT / "graphpipe" / name).exists() or (ROOT / name).exists(), name
+
+
 def texts(tree: ast.AST) -> Iterator[str]:
     """Yield the texts of a module that are not docstrings."""
     for node in ast.walk(tree):
