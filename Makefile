@@ -16,7 +16,7 @@ READY := .venv/ready
 TORCH_INDEX ?=
 ENVIRONMENT := tests/support/make_environment.py
 
-.PHONY: demo test test-portable explore lint format docs bench mutate zoo-graphs notebook clean
+.PHONY: demo test test-portable matrix explore lint format docs bench mutate zoo-graphs notebook clean
 
 demo: $(DEMO_READY)
 	$(BIN)/graphpipe demo
@@ -29,6 +29,12 @@ test: $(READY)
 # The tests of random graphs with other examples at every call; those of `make test` are always the same.
 explore: $(READY)
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --hypothesis-profile explore -m hypothesis
+
+# The tests in an environment for each Python, torch and choice of other versions (tests/support/matrix): hours. Results
+# are in bench/results/matrix.json. `make matrix ROWS=--short` tries the newest torch with a few tests.
+ROWS ?=
+matrix: $(READY)
+	$(BIN)/python tests/support/matrix/run_matrix.py $(ROWS)
 
 # Launch, training and the doctor without what only Linux has, as on macOS.
 test-portable: $(READY)

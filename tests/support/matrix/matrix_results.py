@@ -1,0 +1,84 @@
+"""What the tests of a row said, read from pytest's XML, and the table of all rows."""
+
+import subprocess
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+_VERSIONS = """
+import json, platform, sys
+from importlib.metadata import version
+import torch
+packages = ("numpy", "scipy", "rich", "transformers", "pytest")
+print(json.dumps({"python": platform.python_version(), "torch": torch.__version__} | {p: version(p) for p in packages}))
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowResult:
+    """A row that has run, or that is missing."""
+
+    name: str
+    date: str
+    missing: str = ""
+    """Why the row did not run; empty if it did."""
+    python: str = ""
+    torch: str = ""
+    tests: str = ""
+    """`all`, or the folders and files that were run."""
+    passed: int = 0
+    failed: int = 0
+    """Tests that failed, and files that could not be read."""
+    skipped: int = 0
+    seconds: float = 0.0
+    failures: tuple[str, ...] = ()
+    reasons: tuple[tuple[str, int], ...] = ()
+    """Why tests were skipped, with the number of tests."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as JSON."""
+        return asdict(self)
+
+
+def read_junit(path: Path) -> dict[str, Any]:
+    """Return the counts, failures and reasons of a run of pytest, as fields of `RowResult`."""
+    failures: list[str] = []
+    reasons: Counter[str] = Counter()
+    cases, seconds = 0, 0.0
+    for suite in ElementTree.parse(path).getroot().iter("testsuite"):
+        seconds += float(suite.get("time", 0.0))
+        for case in suite.iter("testcase"):
+            cases += 1
+            skipped = case.find("skipped")
+            if case.find("failure") is not None or case.find("error") is not None:
+                failures.append(f"{case.get('classname')}::{case.get('name')}")
+            elif skipped is not None:
+                reasons[skipped.get("message", "")] += 1
+    return {
+        "passed": cases - len(failures) - reasons.total(),
+        "failed": len(failures),
+        "skipped": reasons.total(),
+        "seconds": round(seconds, 1),
+        "failures": tuple(failures),
+        "reasons": tuple(reasons.most_common()),
+    }
+
+
+def versions_of(python: Path) -> str:
+    """Return the versions of an environment as JSON."""
+    return subprocess.run([str(python), "-c", _VERSIONS], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def table(results: Sequence[RowResult]) -> str:
+    """Return the rows as a table in Markdown."""
+    lines = ["| row | Python | torch | passed | failed | skipped | minutes | date |", "|" + " --- |" * 8]
+    for each in results:
+        if each.missing:
+            lines.append(f"| {each.name} | missing: {each.missing} | | | | | | {each.date} |")
+        else:
+            counts = f"{each.passed:,} | {each.failed} | {each.skipped} | {each.seconds / 60:.0f}"
+            lines.append(f"| {each.name} | {each.python} | {each.torch} | {counts} | {each.date} |")
+    return "\n".join(lines)
