@@ -47,6 +47,8 @@ def _train(folder: Path, file: str, cap: float | None) -> list[float]:
     plan, zoo = Plan.load(folder / file), two_towers()
     options = PipelineOptions(captured=load_capture(folder / "capture.json", plan.graph))
     inputs, targets = zoo.batch(torch.Generator().manual_seed(0), plan.batch_size)
+    # The first backward of a process starts threads in builds for CUDA. Their stacks, of 8 MiB each, do not count.
+    torch.ones((), requires_grad=True).backward()
     with Pipeline(plan, zoo.module, zoo.loss_fn, adamw, options=options) as pipeline:
         if cap is not None:
             _limit(cap)
