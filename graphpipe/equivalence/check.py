@@ -20,6 +20,7 @@ from graphpipe.equivalence.steps.isolated import Ended, isolated
 from graphpipe.equivalence.steps.plain_step import plain_step
 from graphpipe.equivalence.steps.step_record import StepRecord
 from graphpipe.errors import InvalidInput
+from graphpipe.graph import parameter_of
 from graphpipe.host_memory import available_host_bytes
 from graphpipe.model.capture.capture import Captured
 from graphpipe.model.inputs import Inputs, name_inputs
@@ -40,7 +41,7 @@ class NotChecked(InvalidInput):
     """Raised if nothing can be compared, because a step in plain PyTorch cannot be done here."""
 
 
-_STRUCTURE = ("none", "zero", "untrained", "missing", "error")
+_STRUCTURE = ("none", "zero", "untrained", "missing", "elsewhere", "error")
 """Differences that rounding cannot explain."""
 
 
@@ -180,10 +181,13 @@ class _Check:
     ) -> tuple[Deviation, ...]:
         if isinstance(cut, Ended):
             return (Deviation(kind="error", name=cut.reason),)
-        return differences(plain, cut, self.subject.plan.graph, _statistics(self.subject.model), noise)
+        plan = self.subject.plan
+        found = differences(plain, cut, plan.graph, _statistics(self.subject.model), noise)
+        return (*found, *_read_elsewhere(plain, plan))
 
     def _differences_of_records(self, plain: StepRecord, cut: StepRecord) -> tuple[Deviation, ...]:
-        return self._differences(plain, cut)
+        # At a level where all is in one stage, nothing is elsewhere.
+        return tuple(each for each in self._differences(plain, cut) if each.kind != "elsewhere")
 
     def _confirmed(
         self, subject: CheckSubject, plain: StepRecord, cut: StepRecord, found: tuple[Deviation, ...]
@@ -206,12 +210,29 @@ class _Check:
 
     def _repeats(self, subject: CheckSubject, plain: StepRecord) -> bool:
         again = isolated(partial(plain_step, replace(subject, seed=subject.seed + 1)), self.seconds)
-        return isinstance(again, Ended) or not self._differences(plain, again)
+        return isinstance(again, Ended) or not self._differences_of_records(plain, again)
 
 
 def bytes_needed(model: nn.Module) -> float:
     """Return the bytes that a check takes at least: weights and gradients in double precision, of both steps."""
     return 4.0 * torch.float64.itemsize * sum(each.numel() for each in model.parameters())
+
+
+def _read_elsewhere(plain: StepRecord, plan: Plan) -> list[Deviation]:
+    # On the rank of the last stage, these parameters are copies that nobody trains.
+    held: dict[str, set[int]] = {}
+    owners: dict[str, str] = {}
+    for stage in plan.stages:
+        for op in stage.ops:
+            for name in map(parameter_of, plan.graph[op].parameters):
+                held.setdefault(name, set()).update(stage.devices)
+                owners.setdefault(name, op)
+    last = {device for n, stage in enumerate(plan.stages) if not plan.successors[n] for device in stage.devices}
+    return [
+        Deviation(kind="elsewhere", name=name, operator=owners[name])
+        for name in plain.read_by_loss
+        if name in held and not held[name] & last
+    ]
 
 
 def _finite(record: StepRecord) -> bool:

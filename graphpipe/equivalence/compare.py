@@ -30,7 +30,9 @@ class Noise:
     def of(self, group: str, name: str) -> float:
         """Return the largest difference of one tensor."""
         one, other = getattr(self.first, group).get(name), getattr(self.second, group).get(name)
-        return _away(one, other) if isinstance(one, Tensor) and isinstance(other, Tensor) else 0.0
+        if not isinstance(one, Tensor) or not isinstance(other, Tensor) or one.shape != other.shape:
+            return 0.0
+        return _away(one, other) if one.is_floating_point() else 0.0
 
     @property
     def of_loss(self) -> float:
@@ -171,14 +173,20 @@ def _is_single(tensors: Iterable[Tensor]) -> bool:
 
 
 def _largest(tensor: Tensor) -> float:
-    finite = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
-    return float(finite.abs().nan_to_num(nan=0.0, posinf=0.0).max()) if tensor.numel() else 0.0
+    whole = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
+    largest = float(whole.abs().max()) if whole.numel() else 0.0
+    return largest if largest < float("inf") else float(whole.abs().nan_to_num(nan=0.0, posinf=0.0).max())
 
 
 def _away(one: Tensor, other: Tensor) -> float:
     # Where both are not finite alike, they are equal.
     one, other = one.detach(), other.detach()
+    if not one.numel():
+        return 0.0
+    largest = float((one - other).abs().max())
+    if largest < float("inf"):
+        return largest
     same = (one == other) | ((one != one) & (other != other))
     apart = torch.where(same, torch.zeros_like(one), (one - other).abs())
-    largest = float(apart.max()) if apart.numel() else 0.0
+    largest = float(apart.max())
     return largest if largest == largest else float("inf")

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["output", "loss", "gradient", "none", "zero", "untrained", "missing", "parameter", "buffer", "error"]
+Kind = Literal[
+    "output", "loss", "gradient", "none", "zero", "untrained", "missing", "elsewhere", "parameter", "buffer", "error"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,8 @@ class Deviation:
                 return f"{self.name} gets a gradient from the loss, but the pipeline does not train it"
             case "missing":
                 return f"'{self.name}' is trained in plain PyTorch, but no stage has it"
+            case "elsewhere":
+                return f"loss_fn reads '{self.name}'{where} itself, a parameter that other devices train"
             case "parameter":
                 return f"the forward changes the parameter '{self.name}'{where}, and leaves it off by {size}"
             case "buffer":

@@ -25,6 +25,8 @@ def advice(place: Place | None, *, batch_size: int = 0) -> str:
             f"The pipeline trains only the parameters of the model. Make {untrained[0]} a parameter of a submodule "
             "that the forward calls, or switch its gradient off with requires_grad_(False)."
         )
+    if any(each.kind == "elsewhere" for each in place.differences):
+        return "Compute that part of the loss in a submodule of the model, next to the parameter, and return it."
     where = f"'{place.behind or place.first}'" if place.behind or place.first else "the code that does it"
     match place.level:
         case "capture":

@@ -1,14 +1,11 @@
-"""A run that is resumed with other settings: which have changed, and how a restored optimizer gets its own."""
+"""A run that is resumed with other settings: which have changed, and which of them ask for another plan."""
 
 from collections.abc import Iterable
 from typing import Any
 
-from torch.optim.lr_scheduler import LambdaLR
-
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import to_body
-from graphpipe.run.weights.weight_update import ScheduledOptimizer
-from graphpipe.training.config.settings import OptimizerSettings, TrainConfig
+from graphpipe.training.config.settings import TrainConfig
 from graphpipe.training.config.sources import leaves
 from graphpipe.training.run_folder.run_folder import RunFolder
 
@@ -44,19 +41,3 @@ def sentence(changed: dict[str, tuple[Any, Any]], step: int) -> str:
 
 def _shown(value: Any) -> str:
     return "unset" if value is None else str(value)
-
-
-def apply_settings(optimizers: Iterable[ScheduledOptimizer], settings: OptimizerSettings) -> None:
-    """Give restored optimizers and schedules the options of a configuration, which a checkpoint has overwritten.
-
-    The schedule's shape is that of the configuration anyway. Its learning rate continues at the present step.
-    """
-    for scheduled in optimizers:
-        schedule = scheduled.scheduler
-        assert isinstance(schedule, LambdaLR), "a configuration's schedule"
-        schedule.base_lrs = [settings.lr] * len(schedule.base_lrs)
-        for group, share in zip(scheduled.optimizer.param_groups, schedule.lr_lambdas, strict=True):
-            group["initial_lr"], group["weight_decay"] = settings.lr, settings.weight_decay
-            group["lr"] = settings.lr * share(schedule.last_epoch)
-            if "momentum" in group:
-                group["momentum"] = settings.momentum

@@ -26,8 +26,7 @@ from graphpipe.run.stage.loss import kind_of
 from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.weights.weight_update import SchedulerFactory
 from graphpipe.trace import Trace
-from graphpipe.training.changed_settings import apply_settings
-from graphpipe.training.config.optimizers import build_optimizer, scheduler_factory
+from graphpipe.training.config.optimizers import apply_settings, build_optimizer, scheduler_factory
 from graphpipe.training.config.settings import TrainConfig
 from graphpipe.training.elastic.survivor import BufferCopies, RepeatableBatches, Survivor
 from graphpipe.training.run_folder.leave_request import LeaveRequest

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -23,8 +22,8 @@ from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.model.split.split import build_stages, capture_for, submodules_for
 from graphpipe.model.stage_program import ValueSpec
 from graphpipe.plans import Plan
+from graphpipe.plans.stage import Stage
 from graphpipe.run.pipeline import Pipeline
-from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.tensor_tree import leaves
 from graphpipe.run.step.pipeline_options import PipelineOptions
 
@@ -38,7 +37,7 @@ def cut_step(subject: CheckSubject, plan: Plan) -> StepRecord:
 
     Raises:
         InvalidInput: the pipeline refuses the model or the plan.
-        GraphPipeError: a stage or the loss reads a parameter that only other devices train.
+        GraphPipeError: a stage reads a parameter that only other devices train.
     """
     model, graph = subject.model, plan.graph
     captured = split_like(subject.captured, graph) if subject.captured else capture_for(model, graph)
@@ -52,18 +51,17 @@ def cut_step(subject: CheckSubject, plan: Plan) -> StepRecord:
         for number, each in enumerate(programs):
             each.module.register_forward_hook(_checking(owners, {*plan.stages[number].devices}))
         last = next(number for number, each in enumerate(programs) if each.is_output)
-        loss_fn = _RecordedLoss(given.loss_fn, owners, {*plan.stages[last].devices}, plan.batch_size)
-        rows = torch.arange(plan.batch_size)
-        targets = [rows] if given.targets is None else [given.targets, rows]
+        outputs = _RecordedOutputs(programs[last], plan.stages[last], plan.batch_size)
+        device = next(iter(given.inputs.values())).device
         held: list[_Held] = []
-        options = PipelineOptions(device=rows.device, check_finite=False, alone=True)
+        options = PipelineOptions(device=device, check_finite=False, alone=True)
         seed_all(given.seed)
         with (
             draws,
-            Pipeline(_counting_nothing(plan), programs, loss_fn, _holding(held), options=options) as pipe,
+            Pipeline(_counting_nothing(plan), programs, given.loss_fn, _holding(held), options=options) as pipe,
         ):
             start = time.perf_counter()
-            loss = pipe.step(given.inputs, targets)
+            loss = pipe.step(given.inputs, given.targets)
             seconds = time.perf_counter() - start
             gradients, others = pipe.gradients(), _others(held, model, given.loss_fn)
         state = [
@@ -75,7 +73,7 @@ def cut_step(subject: CheckSubject, plan: Plan) -> StepRecord:
         ]
         return StepRecord(
             loss=loss,
-            outputs=loss_fn.outputs,
+            outputs=outputs.joined(),
             gradients=gradients,
             others=others,
             parameters={name: value for parameters, _ in state for name, value in parameters.items()},
@@ -156,42 +154,41 @@ def _owners(programs: Sequence[ModuleStage], plan: Plan) -> _Owners:
 def _checking(owners: _Owners, devices: Collection[int]) -> Any:
     def check(_: nn.Module, __: Any, results: Any) -> None:
         if torch.is_grad_enabled():
-            _check_reached(leaves(results), owners, devices, "the forward of a stage")
+            _check_reached(leaves(results), owners, devices)
 
     return check
 
 
-def _check_reached(results: Sequence[Tensor], owners: _Owners, devices: Collection[int], what: str) -> None:
+def _check_reached(results: Sequence[Tensor], owners: _Owners, devices: Collection[int]) -> None:
     # A rank has only its own stages. Whatever else it reads there is a copy that nobody trains.
     for leaf in reached_leaves(results):
         name, where = owners.get(id(leaf), ("", {*devices}))
         if not where & {*devices}:
             raise GraphPipeError(
-                f"{what} reads '{name}', a parameter that other devices train",
+                f"the forward of a stage reads '{name}', a parameter that other devices train",
                 remedy="Pass it through the model's forward, or keep both in one stage.",
             )
 
 
-class _RecordedLoss:
-    """The user's loss, which also notes the model's outputs. The targets are the user's, then the rows."""
+class _RecordedOutputs:
+    """Notes the model's outputs of every micro-batch, where one replica computes them."""
 
-    def __init__(self, loss_fn: LossFunction, owners: _Owners, devices: Collection[int], samples: int) -> None:
-        self.outputs: dict[str, Tensor] = {}
-        self._loss_fn, self._owners, self._devices, self._samples = loss_fn, owners, devices, samples
+    def __init__(self, program: ModuleStage, stage: Stage, samples: int) -> None:
+        self._parts: list[dict[str, Tensor]] = []
+        self._program, self._rows, self._samples = program, stage.micro_batch, samples
+        self._again = stage.recompute == "full"  # the second forward of a micro-batch comes in its backward
+        if stage.degree == 1:
+            program.module.register_forward_hook(self._note)
 
-    def __getattr__(self, name: str) -> Any:
-        """Return what the user's loss has besides."""
-        return getattr(self.__dict__["_loss_fn"], name)
+    def _note(self, _: nn.Module, __: Any, results: Any) -> None:
+        if torch.is_grad_enabled() != self._again:
+            self._parts.append(outputs_of(self._program.output(results[1]), self._rows))
 
-    def __call__(self, output: Any, targets: Any) -> Any:
-        """Return the loss of some rows."""
-        *given, rows = targets
-        for name, part in outputs_of(output, len(rows)).items():
-            if name not in self.outputs:
-                self.outputs[name] = part.new_zeros((self._samples, *part.shape[1:]))
-            with suppress(RuntimeError):  # the length of a text, for example, may differ between micro-batches
-                self.outputs[name][rows] = part
-        loss = self._loss_fn(output, given[0] if given else None)
-        if torch.is_grad_enabled():
-            _check_reached(leaves(loss), self._owners, self._devices, "loss_fn")
-        return loss
+    def joined(self) -> dict[str, Tensor]:
+        """Return the outputs of all samples, where they can be joined."""
+        found: dict[str, Tensor] = {}
+        for name in self._parts[0] if self._parts else ():
+            parts = [each[name] for each in self._parts if name in each]
+            if len({each.shape[1:] for each in parts}) == 1 and sum(map(len, parts)) == self._samples:
+                found[name] = torch.cat(parts)
+        return found

@@ -16,6 +16,7 @@ from graphpipe.equivalence.steps.reached_leaves import reached_leaves
 from graphpipe.equivalence.steps.step_record import StepRecord
 from graphpipe.equivalence.steps.watched_values import joined, watched_values
 from graphpipe.model.torch_private import flatten
+from graphpipe.run.stage.tensor_tree import leaves
 
 
 def plain_step(subject: CheckSubject) -> StepRecord:
@@ -32,6 +33,7 @@ def plain_step(subject: CheckSubject) -> StepRecord:
             output = given.forward()
             loss = as_mean(given.loss_fn(output, given.targets))
             others = _others(model, given.loss_fn, loss)
+            direct = {id(each) for each in reached_leaves([loss], leaves(output))}
             held = {name: leaf.grad for name, leaf in others.items()}
             for leaf in others.values():
                 leaf.grad = None
@@ -47,6 +49,7 @@ def plain_step(subject: CheckSubject) -> StepRecord:
             others=gradients,
             buffers=changed(before[1], dict(model.named_buffers())),
             parameters=changed(before[0], dict(model.named_parameters())),
+            read_by_loss=tuple(name for name, each in model.named_parameters() if id(each) in direct),
             values=joined(values),
             drawn=tuple(draws.drawn),
             seconds=seconds,
@@ -83,10 +86,10 @@ def other_name(leaf: Tensor, names: Mapping[int, str]) -> str:
 
 def outputs_of(output: Any, samples: int) -> dict[str, Tensor]:
     """Return the parts of a model's output that have a row for each sample, by position."""
-    leaves = enumerate(flatten(output)[0])
+    parts = enumerate(flatten(output)[0])
     return {
         str(n): each.detach().clone()
-        for n, each in leaves
+        for n, each in parts
         if isinstance(each, Tensor) and each.dim() and len(each) == samples
     }
 
@@ -111,7 +114,7 @@ def changed(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    return bool(((one == other) | ((one != one) & (other != other))).all())
+    return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 @contextmanager

@@ -6,8 +6,13 @@ from typing import Any
 from torch import Tensor
 
 
-def reached_leaves(results: Iterable[Tensor]) -> list[Tensor]:
-    """Return the leaves that need a gradient and that the results depend on, each once."""
+def reached_leaves(results: Iterable[Tensor], beside: Iterable[Tensor] = ()) -> list[Tensor]:
+    """Return the leaves that need a gradient and that the results depend on, each once.
+
+    Args:
+        results: to begin from.
+        beside: values through which nothing is followed.
+    """
     found: dict[int, Tensor] = {}
     waiting: list[Any] = []
     for result in results:
@@ -15,7 +20,9 @@ def reached_leaves(results: Iterable[Tensor]) -> list[Tensor]:
             waiting.append(result.grad_fn)
         elif result.requires_grad:
             found[id(result)] = result
-    seen = {*waiting}
+    seen = {each.grad_fn for each in beside if each.grad_fn is not None}
+    waiting = [each for each in waiting if each not in seen]
+    seen |= {*waiting}
     while waiting:
         node = waiting.pop()
         leaf = getattr(node, "variable", None)  # of the node that adds to a leaf's gradient

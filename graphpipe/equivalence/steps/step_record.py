@@ -28,6 +28,8 @@ class StepRecord:
     """The buffers that the step changed, by name."""
     parameters: Mapping[str, Tensor]
     """The parameters that the forward changed, by name."""
+    read_by_loss: tuple[str, ...] = ()
+    """Parameters of the model that the loss reads itself, not through the model's outputs. Only of a plain step."""
     values: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     """What submodules returned and the gradients that arrived there, by path, if they were asked for."""
     drawn: tuple[str, ...] = ()
@@ -37,7 +39,12 @@ class StepRecord:
 
     def write(self, file: IO[bytes]) -> None:
         """Write the record into an empty file."""
-        header: dict[str, Any] = {"loss": self.loss, "drawn": self.drawn, "seconds": self.seconds}
+        header: dict[str, Any] = {
+            "loss": self.loss,
+            "drawn": self.drawn,
+            "seconds": self.seconds,
+            "read_by_loss": self.read_by_loss,
+        }
         tensors: list[Tensor] = []
         place = 0
         for name in _TENSORS:
@@ -88,6 +95,7 @@ class StepRecord:
             parameters=tensors["parameters"],
             values=tensors["values"],
             drawn=tuple(header["drawn"]),
+            read_by_loss=tuple(header["read_by_loss"]),
             seconds=header["seconds"],
         )
 

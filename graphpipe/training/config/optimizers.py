@@ -1,14 +1,14 @@
 """The optimizer and the learning-rate schedule of a configuration."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from graphpipe.run.weights.weight_update import SchedulerFactory
+from graphpipe.run.weights.weight_update import ScheduledOptimizer, SchedulerFactory
 from graphpipe.training.config.settings import OptimizerSettings, ScheduleSettings
 
 
@@ -33,3 +33,19 @@ def scheduler_factory(settings: ScheduleSettings, steps: int) -> SchedulerFactor
         return 0.5 * (1.0 + math.cos(math.pi * min(1.0, (step - settings.warmup_steps) / rest)))
 
     return lambda optimizer: LambdaLR(optimizer, share)
+
+
+def apply_settings(optimizers: Iterable[ScheduledOptimizer], settings: OptimizerSettings) -> None:
+    """Give restored optimizers and schedules the options of a configuration, which a checkpoint has overwritten.
+
+    The schedule's shape is that of the configuration anyway. Its learning rate continues at the present step.
+    """
+    for scheduled in optimizers:
+        schedule = scheduled.scheduler
+        assert isinstance(schedule, LambdaLR), "a configuration's schedule"
+        schedule.base_lrs = [settings.lr] * len(schedule.base_lrs)
+        for group, share in zip(scheduled.optimizer.param_groups, schedule.lr_lambdas, strict=True):
+            group["initial_lr"], group["weight_decay"] = settings.lr, settings.weight_decay
+            group["lr"] = settings.lr * share(schedule.last_epoch)
+            if "momentum" in group:
+                group["momentum"] = settings.momentum
