@@ -12,7 +12,7 @@ def printable(text: str) -> str:
     """Return text in which every control character but newlines and tabs is written out, such as `\\x1b`."""
     if text.isprintable():
         return text
-    return "".join(each if _is_plain(each) else each.encode("unicode_escape").decode() for each in text)
+    return "".join(letter if _is_plain(letter) else letter.encode("unicode_escape").decode() for letter in text)
 
 
 def check_printable(value: object, where: str) -> None:
