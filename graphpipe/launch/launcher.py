@@ -126,7 +126,7 @@ def _run_agent(
 
 def _handled_signals() -> list[str]:
     # What was ignored stays ignored, such as SIGHUP under nohup. Torch's agent would stop the ranks.
-    return [each.name for each in _AGENT_SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
+    return [number.name for number in _AGENT_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def check_port(port: int) -> None:
