@@ -41,7 +41,7 @@ def test_a_benchmark_shows_its_help_and_refuses_an_unknown_option(
     with pytest.raises(SystemExit) as ended:
         main([name, "--help"])
     assert ended.value.code == 0
-    shown, text = capsys.readouterr().out, import_module(f"bench.{MODULES[name]}").__doc__
+    shown, text = capsys.readouterr().out, import_module(f"bench.{MODULES[name]}").__doc__ or ""
     assert shown.startswith(f"usage: python -m bench {name} [-h]")
     assert text.splitlines()[0] in shown
     with pytest.raises(SystemExit) as ended:

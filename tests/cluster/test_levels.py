@@ -79,7 +79,9 @@ def three(tmp_path: Path) -> Cluster:
 
 def test_devices_have_the_link_of_the_nearest_level_that_joins_them(three: Cluster, tmp_path: Path) -> None:
     assert [three.level(0, other).name for other in range(8)] == ["intra_node"] * 2 + ["rack"] * 2 + ["inter_node"] * 4
-    assert three.link(0, 2) == Link(latency_seconds=pytest.approx(1e-5), bandwidth_bytes_per_second=1e10)
+    rack = three.level(0, 2).link
+    assert (rack.latency_seconds, rack.bandwidth_bytes_per_second) == (pytest.approx(1e-5), 1e10)
+    assert three.link(0, 2) == rack
     assert three.link(3, 3) is None
     slowest = [three.slowest_link(devices) for devices in ((0, 1), (0, 1, 2), (0, 1, 2, 3, 4))]
     assert [each and each.bandwidth_bytes_per_second for each in slowest] == [1e11, 1e10, 1e9]
