@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from graphpipe.run import Pipeline, PipelineOptions
     from graphpipe.run.checkpoint.checkpoints import Checkpoints
     from graphpipe.run.inference.inference_pipeline import InferencePipeline
+    from graphpipe.run.stage.losses.weighted_loss import WeightedLoss
     from graphpipe.schedule import Schedule
     from graphpipe.simulator.simulate import simulate
     from graphpipe.trace import Trace
@@ -65,6 +66,7 @@ _HOMES = {
     "Schedule": "graphpipe.schedule",
     "Task": "graphpipe.training.task.task",
     "Trace": "graphpipe.trace",
+    "WeightedLoss": "graphpipe.run.stage.losses.weighted_loss",
     "capture": "graphpipe.model.capture.capture",
     "check": "graphpipe.equivalence.check",
     "choose_backwards": "graphpipe.planning.backwards",
@@ -130,6 +132,7 @@ __all__ = [
     "Schedule",
     "Task",
     "Trace",
+    "WeightedLoss",
     "capture",
     "check",
     "choose_backwards",

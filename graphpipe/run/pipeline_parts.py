@@ -23,6 +23,8 @@ from graphpipe.run.segments.check_policy import check_policy
 from graphpipe.run.segments.train_segment import TrainSegment, segment_schedules
 from graphpipe.run.stage.edge_values import EdgeSpecs, gradient_edges
 from graphpipe.run.stage.loss import LossFunction
+from graphpipe.run.stage.losses.sample_loss import SampleLoss, trainable
+from graphpipe.run.stage.stage_replica import StageReplica
 from graphpipe.run.step.batch_preparer import BatchPreparer
 from graphpipe.run.step.build_worker import build_worker
 from graphpipe.run.step.evaluation import Evaluation, forward_schedules
@@ -81,6 +83,7 @@ def build_parts(
         Infeasible: a node has less free memory than its ranks offload.
         PeerLost, PeerStalled: another rank is gone.
     """
+    loss = SampleLoss.of(loss_fn)
     syncs = StageSyncs.of(plan, options.engine, shard_optimizer=options.shard_optimizer)
     check_backward(plan)
     if plan.weights != "flush":
@@ -97,9 +100,9 @@ def build_parts(
     check_host_memory(world, placement)
     weights = digest_of(model) if world.size > 1 and isinstance(model, nn.Module) else ""  # before they are sharded
     worker = _worker(programs, placement, world, tasks, lowered, options, syncs)
+    _let_read(loss, worker, output_stage := [program.is_output for program in programs].index(True))
     ranks = neighbours(plan, placement, lowered, world.rank)
     batches = BatchPreparer(plan=plan, shapes=shapes, worker=worker, neighbours=ranks, options=options, weights=weights)
-    output_stage = [program.is_output for program in programs].index(True)
     sums = ScalarSum(world, summary_length(plan, output_stage), root=placement.ranks(0)[0])
     evaluation = Evaluation(
         plan=plan,
@@ -108,7 +111,7 @@ def build_parts(
         worker=worker,
         batches=batches,
         sums=sums,
-        loss_fn=loss_fn,
+        loss_fn=loss,
     )
     if plan.weights == "flush":
         groups = optimizer_groups(worker, sharded=syncs.zero1)
@@ -119,6 +122,14 @@ def build_parts(
     return PipelineParts(
         programs=programs, worker=worker, batches=batches, sums=sums, training=training, evaluation=evaluation
     )
+
+
+def _let_read(loss: SampleLoss, worker: Worker[StageReplica], output_stage: int) -> None:
+    """Let the loss read parameters of the model whose gradients arrive where the model's own do, such as for a norm."""
+    alone = worker.world.size == 1
+    for leader in worker.leaders():
+        if leader.slot.stage == output_stage or alone:
+            loss.trained |= trainable(leader.module)
 
 
 def _train_step(

@@ -12,13 +12,14 @@ LossFunction = Callable[[Any, Any], Tensor]
 """Takes the model's output and the targets of some samples, and returns the mean loss over these samples."""
 
 
-def mean_loss(loss_fn: Callable[[Any, Any], object], output: object, targets: object) -> Tensor:
-    """Return the user's loss, a 0-d tensor of at least float32, because its gradient may be scaled beyond float16.
+def checked_loss(loss: object) -> Tensor:
+    """Return what the user's function returned as a 0-d tensor of at least float32.
+
+    Its gradient may be scaled beyond float16.
 
     Raises:
-        InvalidInput: the function returned anything else, or a loss without a gradient.
+        InvalidInput: it is anything else, or a loss without a gradient.
     """
-    loss = loss_fn(output, targets)
     if isinstance(loss, Tensor) and loss.ndim == 0 and loss.is_floating_point():
         if torch.is_grad_enabled() and not loss.requires_grad:
             raise InvalidInput(

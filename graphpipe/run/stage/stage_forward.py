@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from graphpipe.model.autocast import autocast_context
 from graphpipe.plans.sharding import SampleRange
 from graphpipe.run.device.rng import seed
 from graphpipe.run.stage.edge_values import check_outputs, check_result, enter
-from graphpipe.run.stage.loss import LossFunction, mean_loss
+from graphpipe.run.stage.loss import LossFunction
+from graphpipe.run.stage.losses.sample_loss import check_pair, loss_of
 from graphpipe.run.stage.micro_batch import Computed
 from graphpipe.run.stage.mini_batch import MiniBatch
 from graphpipe.run.stage.receive_buffers import NamedTensors
@@ -31,6 +33,8 @@ class StageForward:
     """The loss function of the step; None computes no loss."""
     seed: int
     """The seed of the forward's random numbers, which depend only on the task."""
+    loss_weights: dict[int, Tensor]
+    """Gets the weight that the loss function returns with a sum, by the first sample of the micro-batch."""
 
     def compute(self) -> Computed:
         """Compute the outputs of the stage, the model's output and the loss."""
@@ -61,7 +65,10 @@ class StageForward:
         if batch.training and program.output_dtypes:
             check_result(result, program.output_dtypes, replica.stage_name)
         if program.is_output and self.loss_fn is not None:
-            loss = mean_loss(self.loss_fn, result, batch.target_rows(self.rows, replica.device))
+            loss, weight = loss_of(self.loss_fn, result, batch, self.rows, replica.device)
+            if weight is not None:
+                check_pair(segment=replica.update is not None)
+                self.loss_weights[self.rows.start] = weight
             if monitor.injector.armed:
                 loss = monitor.corrupt("forward", loss)
         return Computed(outputs, result, loss)

@@ -44,6 +44,8 @@ class StageReplicaRun:
     split). Kept only if the replica's `in_flight_limit` is set."""
     losses: list[tuple[Tensor, float]] = field(default_factory=list[tuple[Tensor, float]])
     """Losses (0-d) of the micro-batches, each with its share of the mini-batch."""
+    loss_weights: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+    """The weight that the loss function returned with a sum, by the first sample of a micro-batch."""
     sums: dict[int, list[Tensor]] = field(default_factory=dict[int, list[Tensor]])
     """The sum of each output (0-d), by micro-batch. It is not finite if any element is not."""
     seeds: dict[tuple[int, ...], list[int]] = field(default_factory=dict[tuple[int, ...], list[int]])
@@ -93,7 +95,8 @@ class StageReplicaRun:
             self._check_in_flight(task, samples, replica.in_flight_limit)
         if batch.training and received:
             _require_gradients(received, batch)
-        forward = StageForward(replica, received, rows, batch, self.loss_fn, self._seed(task, rows, batch))
+        seed = self._seed(task, rows, batch)
+        forward = StageForward(replica, received, rows, batch, self.loss_fn, seed, self.loss_weights)
         micro_batch = MicroBatch(
             received=received,
             share=samples / batch.size,

@@ -74,14 +74,18 @@ class Evaluation:
                 self.sums.expect()
             with preserve_rng_state(worker.world.device):
                 runs = run_step(worker, forward.lowered, StepBatches.of((batch,)), loss_fn)
-            return self._results([*runs.values()], with_loss=loss_fn is not None, gather=gather)
+            return self._results(batch.size, [*runs.values()], with_loss=loss_fn is not None, gather=gather)
 
-    def _results(self, runs: Sequence[StageReplicaRun], *, with_loss: bool, gather: bool) -> tuple[float | None, Any]:
+    def _results(
+        self, size: int, runs: Sequence[StageReplicaRun], *, with_loss: bool, gather: bool
+    ) -> tuple[float | None, Any]:
         own = [piece for run in runs for piece in run.results]
         arrange = self.batches.shapes.first.programs[self.output_stage].arrange
         outputs = arrange(gather_outputs(self.worker.world, own)) if gather else None
-        loss = summarise_step(self.sums, self.plan, runs, self.output_stage).loss if with_loss else None
-        return loss, outputs
+        if not with_loss:
+            return None, outputs
+        summary = summarise_step(self.sums, self.plan, runs, self.output_stage)
+        return (summary.times(size / summary.loss_weight) if summary.loss_weight else summary).loss, outputs
 
 
 def stretch(plan: Plan, samples: int) -> Plan:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple
 
@@ -32,11 +32,18 @@ class StepSummary:
     """The first micro-batch with an output that was NaN or infinite, by stage; None where all were finite."""
     squared_norms: tuple[float, ...]
     """The squared 2-norm of the gradients of each stage; 0 unless asked for; NaN or infinite if any of them is."""
+    loss_weight: float = 0.0
+    """The sum of the weights that the loss function returned with sums. 0 if it returned means."""
 
     @property
     def overflown(self) -> bool:
         """True when some gradient is NaN or infinite and the loss is not."""
         return math.isfinite(self.loss) and not all(map(math.isfinite, self.squared_norms))
+
+    def times(self, factor: float) -> "StepSummary":
+        """Return the results for a loss that is multiplied by a factor."""
+        squared = tuple(norm * factor**2 for norm in self.squared_norms)
+        return replace(self, loss=self.loss * factor, squared_norms=squared)
 
     @property
     def gradient_norm(self) -> float:
@@ -47,7 +54,7 @@ class StepSummary:
 def summary_length(plan: Plan, output_stage: int) -> int:
     """Return how many numbers a summary consists of."""
     degrees = [stage.degree for stage in plan.stages]
-    return degrees[output_stage] + 2 * sum(degrees)
+    return 2 * degrees[output_stage] + 2 * sum(degrees)
 
 
 class ReplicaSummary(NamedTuple):
@@ -60,6 +67,8 @@ class ReplicaSummary(NamedTuple):
     """Its first micro-batch with an output that was NaN or infinite; infinity if all were finite."""
     squared_norm: float = 0.0
     """The squared 2-norm of its gradients, or of the shards that it counts."""
+    loss_weight: float = 0.0
+    """The sum of the weights that the loss function returned with sums."""
 
 
 def summarise_step(
@@ -70,7 +79,8 @@ def summarise_step(
     for run in runs:
         ((loss, first_bad),) = losses_and_first_bads(run, 1)
         squared_norm = total_norm(counted_gradients(plan, run.replica)) ** 2 if with_norms else 0.0
-        own.append(ReplicaSummary(run.replica.slot, loss, first_bad, squared_norm))
+        weight = sum(map(float, run.loss_weights.values()))
+        own.append(ReplicaSummary(run.replica.slot, loss, first_bad, squared_norm, weight))
     return sum_up(numbers, plan, [own], output_stage)[0]
 
 
@@ -98,7 +108,7 @@ def sum_up(
 @dataclass(frozen=True, slots=True)
 class _Places:
     """Where the numbers of one mini-batch stand: losses of the output stage's replicas, then norms, then first bad
-    micro-batches of all replicas."""
+    micro-batches of all replicas, then the weights of the losses."""
 
     degrees: list[int]
     output_stage: int
@@ -109,12 +119,13 @@ class _Places:
 
     def write(self, own: Sequence[ReplicaSummary]) -> list[float]:
         degree, in_all = self.degrees[self.output_stage], sum(self.degrees)
-        given = [0.0] * (degree + 2 * in_all)
+        given = [0.0] * (2 * degree + 2 * in_all)
         for replica in own:
             place = degree + sum(self.degrees[: replica.slot.stage]) + replica.slot.replica
             given[place], given[in_all + place] = replica.squared_norm, replica.first_bad
             if replica.slot.stage == self.output_stage:
                 given[replica.slot.replica] = replica.loss
+                given[degree + 2 * in_all + replica.slot.replica] = replica.loss_weight
         return given
 
     def read(self, sums: list[float]) -> StepSummary:
@@ -126,6 +137,7 @@ class _Places:
             loss=sum(sums[:degree]),
             first_bad=tuple(int(first) if math.isfinite(first) else None for first in firsts),
             squared_norms=tuple(squared_norms),
+            loss_weight=sum(rest),
         )
 
 

@@ -78,7 +78,12 @@ class TrainStep:
         if self.loss_scale is not None:
             self.update.scale_gradients(1 / self.loss_scale.factor)
         with_norms = self.update.clip_norm is not None or self.check_finite or self.loss_scale is not None
-        return summarise_step(self.sums, self.plan, [*runs.values()], self.output_stage, with_norms=with_norms)
+        summary = summarise_step(self.sums, self.plan, [*runs.values()], self.output_stage, with_norms=with_norms)
+        if not summary.loss_weight:
+            return summary
+        factor = self.plan.batch_size / summary.loss_weight  # see `sample_loss`
+        self.update.scale_gradients(factor)
+        return summary.times(factor)
 
     def _update(self, summary: StepSummary, *, overflown: bool) -> None:
         worker = self.worker

@@ -1,0 +1,154 @@
+"""Losses that are no mean over samples. Micro-batches trained another loss, up to 86 % off, without a word."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import graphpipe as gp
+from graphpipe.errors import InvalidInput
+from tests.support.plain_training import cut_plan, distance
+
+CLASSES = 7
+
+
+def words() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Embedding(CLASSES, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, CLASSES))
+
+
+def flat() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Embedding(CLASSES, 8), nn.Flatten(), nn.Linear(32, 8), nn.Linear(8, CLASSES))
+
+
+def texts(*, ignored: int = -100) -> tuple[Tensor, Tensor]:
+    """Texts of 4 words, of which some have no label; the first micro-batch has none at all."""
+    torch.manual_seed(0)
+    tokens, labels = torch.randint(CLASSES, (8, 4)), torch.randint(CLASSES, (8, 4))
+    for row in range(8):
+        labels[row, row % 4 + 1 :] = ignored
+    labels[:2] = ignored
+    return tokens, labels
+
+
+def classes() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    return torch.randint(CLASSES, (8, 4)), torch.randint(CLASSES, (8,))
+
+
+WEIGHTS = (torch.rand(CLASSES, generator=torch.Generator().manual_seed(2)) + 0.1).double()
+Loss = Callable[[Any, Any], Any]
+
+
+def tokens_of(loss: Loss) -> Loss:
+    return lambda output, targets: loss(output.flatten(0, 1), targets.flatten())
+
+
+ENTROPY = tokens_of(functional.cross_entropy)
+OF_CLASSES: dict[str, Loss] = {
+    "weights": nn.CrossEntropyLoss(weight=WEIGHTS),
+    "function with weights": partial(functional.cross_entropy, weight=WEIGHTS, label_smoothing=0.1),
+    "ignored class": nn.CrossEntropyLoss(ignore_index=3),
+    "sum": nn.CrossEntropyLoss(reduction="sum"),
+    "function": functional.cross_entropy,
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", OF_CLASSES)
+@pytest.mark.parametrize("micro_batch", [1, 2, 4])
+def test_losses_of_torch_are_exact(name: str, micro_batch: int) -> None:
+    assert distance(flat(), [classes()] * 2, OF_CLASSES[name], micro_batch=micro_batch) < 1e-12
+
+
+@pytest.mark.timeout(60)
+def test_log_likelihoods_and_sums_of_squares() -> None:
+    model = nn.Sequential(flat(), nn.LogSoftmax(1))
+    assert distance(model, [classes()], nn.NLLLoss(weight=WEIGHTS, ignore_index=2)) < 1e-12
+    inputs, _ = classes()
+    target = torch.rand(8, CLASSES, dtype=torch.float64)
+    assert distance(flat(), [(inputs, target)], nn.MSELoss(reduction="sum")) < 1e-12
+    assert distance(flat(), [(inputs, target)], nn.CrossEntropyLoss()) < 1e-12  # probabilities
+
+
+def pair(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    losses = functional.cross_entropy(output.flatten(0, 1), targets.flatten(), reduction="sum")
+    return losses, (targets != -100).sum()
+
+
+def pair_mean(output: Tensor, targets: Tensor) -> Tensor:
+    total, weight = pair(output, targets)
+    return total / weight
+
+
+NAMED = gp.WeightedLoss(ENTROPY, weight=lambda targets: (targets != -100).sum())
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("loss", [pair, NAMED], ids=["pair", "named"])
+def test_a_mean_over_labels_is_exact_with_its_weight(loss: Loss) -> None:
+    """Also if a micro-batch has no labels, and with gradients that are clipped."""
+    assert distance(words(), [texts()] * 2, loss, plain_loss=ENTROPY) < 1e-12
+    assert distance(words(), [texts()] * 2, loss, plain_loss=ENTROPY, micro_batch=1, cut=0) < 1e-12
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("loss", [pair, NAMED], ids=["pair", "named"])
+def test_evaluation_and_gradients_with_weights(loss: Loss) -> None:
+    model, (tokens, labels) = words(), texts()
+    plan = cut_plan(gp.capture(model, tokens), batch_size=8, micro_batch=2)
+    options = gp.PipelineOptions(clip_norm=1e-3)
+    with gp.Pipeline(plan, model, loss, options=options) as pipeline:
+        assert pipeline.step(tokens, labels) == pytest.approx(ENTROPY(model(tokens), labels).item(), rel=1e-6)
+        norm = torch.stack([each.norm() for each in pipeline.gradients().values() if each is not None]).norm().item()
+        assert norm == pytest.approx(1e-3, rel=1e-3)
+        found, _ = pipeline.evaluate(tokens[1:6], labels[1:6])
+        assert found == pytest.approx(ENTROPY(model(tokens[1:6]), labels[1:6]).item(), rel=1e-6)
+
+
+def dice(output: Tensor, targets: Tensor) -> Tensor:
+    p, y = output.softmax(-1), functional.one_hot(targets.clamp(min=0), CLASSES)
+    return 1 - 2 * (p * y).sum() / (p.square().sum() + y.sum())
+
+
+REFUSED: dict[str, Loss] = {
+    "labels": ENTROPY,
+    "sum": tokens_of(partial(functional.cross_entropy, reduction="sum")),
+    "root": lambda output, targets: ENTROPY(output, targets.clamp(min=0)).sqrt(),
+    "dice": dice,
+    "maximum": lambda output, targets: (output.logsumexp(-1) - targets).amax(),
+    "a wrong weight": gp.WeightedLoss(ENTROPY, weight=len),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("micro_batch", [1, 2])
+def test_other_losses_are_refused_in_the_first_step(name: str, micro_batch: int) -> None:
+    with pytest.raises(InvalidInput, match=r"loss_fn: the loss of \d samples is not .*gp\.WeightedLoss"):
+        distance(words(), [texts()], REFUSED[name], micro_batch=micro_batch)
+
+
+@pytest.mark.timeout(60)
+def test_what_shows_later_is_a_warning() -> None:
+    tokens, labels = texts()
+    batches = [(tokens, labels.clamp(min=0)), (tokens, labels)]
+    with pytest.warns(UserWarning, match="micro-batches would train another loss"), pytest.raises(gp.NonFiniteLoss):
+        distance(words(), batches, ENTROPY)
+
+
+@pytest.mark.timeout(60)
+def test_the_whole_mini_batch_may_have_any_loss() -> None:
+    tokens, labels = texts()
+    assert distance(words(), [(tokens, labels.clamp(min=0))], dice, cut=0, micro_batch=8) < 1e-12
+
+
+@pytest.mark.timeout(60)
+def test_a_tuple_of_something_else() -> None:
+    with pytest.raises(InvalidInput, match="returned a tuple of 3"):
+        distance(words(), [texts()], lambda output, targets: (output.sum(), 1, 2), plain_loss=pair_mean)
