@@ -97,5 +97,32 @@ def enter(leaf: Tensor) -> Tensor:
 
 
 def gradient_of(leaf: Tensor) -> Tensor:
-    """Return the gradient that arrived at a received value, or zeros if the stage's result does not depend on it."""
-    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+    """Return the gradient that arrived at a received value, or `no_gradient` if there is none."""
+    if leaf.grad is None:
+        return no_gradient(leaf)
+    # On a GPU, a gradient of negative zeros counts as None, because asking would wait for the GPU at every message.
+    return leaf.grad + 0 if not leaf.is_cuda and _begins_negative(leaf.grad) else leaf.grad
+
+
+def no_gradient(like: Tensor) -> Tensor:
+    """Return what stands for None in a message: zeros with a negative sign.
+
+    They change nothing that they are added to, and a sum is all negative zeros only if all terms are. Plain PyTorch
+    tells None from a gradient of zeros: an optimizer decays no weight without a gradient.
+    """
+    return torch.zeros_like(like).neg_()
+
+
+def is_none(gradient: Tensor) -> bool:
+    """True for a sum of `no_gradient` only. Waits for a GPU."""
+    return _begins_negative(gradient) and bool(torch.signbit(_parts(gradient)).all()) and not bool(gradient.any())
+
+
+def _begins_negative(gradient: Tensor) -> bool:
+    # Whether the first element is a negative zero, which nearly always tells that a gradient is not None.
+    first = _parts(gradient[:1].detach()).reshape(-1)[:1]
+    return bool(first.numel()) and bool((torch.signbit(first) & (first == 0)).item())
+
+
+def _parts(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -10,6 +10,7 @@ from torch import Tensor
 from graphpipe.devices.device_kind import Mark, Stream
 from graphpipe.model.stage_program import ValueSpec
 from graphpipe.run.comm.messages import PendingMessage, Reader
+from graphpipe.run.stage.edge_values import no_gradient
 from graphpipe.schedule import StageTask
 
 NamedTensors = dict[str, Tensor]
@@ -49,14 +50,14 @@ class ReceiveBuffers:
             edge: position in `Plan.edges`.
             specs: the values.
             rows: samples of the task.
-            zero: begin with zeros, because some messages may leave the values out.
+            zero: begin with no gradients, because some messages may leave the values out.
         """
         known = self.by_task.setdefault(task, TaskBuffers()).edges.setdefault(edge, {})
-        make = torch.zeros if zero else torch.empty
         wanted: NamedTensors = {}
         for spec in specs:
             if spec.name not in known:
-                known[spec.name] = make((rows, *spec.sample_shape), dtype=spec.dtype, device=self.device)
+                made = torch.empty((rows, *spec.sample_shape), dtype=spec.dtype, device=self.device)
+                known[spec.name] = no_gradient(made) if zero else made
             wanted[spec.name] = known[spec.name]
         return wanted
 

@@ -60,6 +60,10 @@ class StageReplica:
     """Which weights each task reads; None under a policy that flushes, where all tasks read the parameters."""
     update: Callable[[int], None] | None = None
     """Updates the weights after a mini-batch of a segment; None under a policy that flushes."""
+    reached: set[str] = field(default_factory=set[str])
+    """Values of a GPU that have got a gradient."""
+    reached: set[str] = field(default_factory=set[str])
+    """Names of values on an accelerator that have got a gradient."""
     whole: str | None = None
     """Why the last backward of a split stage ran whole. Empty if it was split, None before the first backward."""
 

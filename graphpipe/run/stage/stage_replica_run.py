@@ -7,6 +7,7 @@ from torch import Tensor
 
 from graphpipe.plans.sharding import SampleRange, count_micro_batches
 from graphpipe.run.device.rng import derive_seed
+from graphpipe.run.stage.edge_values import is_none
 from graphpipe.run.stage.loss import LossFunction, is_exact, sum_of
 from graphpipe.run.stage.micro_batch import MicroBatch
 from graphpipe.run.stage.mini_batch import MiniBatch
@@ -166,7 +167,17 @@ class StageReplicaRun:
         for by_name in self.received.take(task).values():
             for name, gradient in by_name.items():
                 total[name] = total[name] + gradient if name in total else gradient
-        return total
+        return {name: gradient for name, gradient in total.items() if not self._is_none(name, gradient)}
+
+    def _is_none(self, name: str, gradient: Tensor) -> bool:
+        # The host waits for an accelerator's answer, so it is asked only until a value has got a gradient.
+        reached = self.replica.reached
+        if name in reached:
+            return False
+        none = is_none(gradient)
+        if gradient.device.type != "cpu" and not none:
+            reached.add(name)
+        return none
 
     def _finish(self, task: StageTask) -> None:
         self.samples_in_flight.pop(task.micro_batch, None)
