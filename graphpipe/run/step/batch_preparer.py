@@ -39,8 +39,11 @@ class BatchPreparer:
         """Return the mini-batch.
 
         Raises:
-            InvalidInput: inputs are missing, rows disagree, or a training is given another number of samples.
+            InvalidInput: inputs are missing, rows disagree, or a training is given another number of samples; or a
+                weight was unfrozen after the pipeline was built.
         """
+        if training:
+            self.shapes.check_trained()
         named = name_inputs(tuple(given.name for given in self.plan.graph.inputs), inputs)
         size = check_rows(named, targets)
         if training and size != self.plan.batch_size:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from graphpipe.errors import InvalidInput
 from graphpipe.graph import Input
 from graphpipe.model.autocast import DTYPES
 from graphpipe.model.capture.capture import Captured
@@ -64,6 +65,8 @@ class ProgramsByShape:
         self._plan, self._precision, self._device = plan, precision, device
         self._model = model if isinstance(model, nn.Module) else None
         self._groups: OperatorNodes | None = None
+        named = self._model.named_parameters() if self._model is not None else ()
+        self._frozen = {name: each for name, each in named if not each.requires_grad}
         if isinstance(model, nn.Module):
             self._submodules = submodules_for(model, plan.graph)
             self.first = self._fit(plan.graph.inputs, split(model, plan, captured, self._submodules))
@@ -76,6 +79,20 @@ class ProgramsByShape:
         )
         self._known: dict[_Key, ShapedPrograms] = {key: self.first}
 
+    def check_trained(self) -> None:
+        """Check that no weight was unfrozen since the pipeline was built, for which there is no optimizer.
+
+        Raises:
+            InvalidInput: one was.
+        """
+        for name, parameter in self._frozen.items():
+            if parameter.requires_grad:
+                raise InvalidInput(
+                    f"'{name}' was unfrozen after the pipeline was built, which does not train it",
+                    where="step",
+                    remedy="Capture the model and plan again, and build a new pipeline.",
+                )
+
     def known(self, batch: Mapping[str, Tensor]) -> ShapedPrograms | None:
         """Return the split for inputs of these shapes; None if these shapes are new."""
         return self._known.get(_key(batch))
@@ -84,7 +101,8 @@ class ProgramsByShape:
         """Return the split for inputs of these shapes.
 
         Raises:
-            InvalidInput: the model cannot be captured with these inputs, or its graph differs for them.
+            InvalidInput: the model cannot be captured with these inputs, or its graph differs for them; a
+                floating-point input has another dtype than in the example.
         """
         shaped = self.known(batch)
         if shaped is None:
@@ -97,6 +115,8 @@ class ProgramsByShape:
         if self._groups is None:
             captured = self._captured or capture_for(self._model, self._plan.graph)
             self._groups = operator_nodes(split_like(captured, self._plan.graph))
+        if self._precision not in DTYPES:  # autocast converts
+            check_dtypes(inputs, self._plan.graph.inputs)
         programs = split_for_shapes(self._model, self._plan, self._groups, inputs, self._submodules)
         return self._fit(inputs, programs)
 
@@ -108,6 +128,22 @@ class ProgramsByShape:
                 replace(program, output_dtypes=dtypes) if program.is_output else program for program in programs
             )
         return ShapedPrograms(inputs=inputs, programs=programs, specs=specs)
+
+
+def check_dtypes(inputs: Inputs, planned: Inputs) -> None:
+    """Check that floating-point inputs have the dtypes of the example. Torch names only the operator that fails.
+
+    Raises:
+        InvalidInput: one differs.
+    """
+    for each, example in zip(inputs, planned, strict=True):
+        dtypes = [getattr(torch, dtype) for dtype in (each.dtype, example.dtype)]
+        if each.dtype != example.dtype and any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes):
+            raise InvalidInput(
+                f"is {each.dtype}, in the example it was {example.dtype}",
+                where=f"input '{each.name}'",
+                remedy=f"Convert it, {each.name}.to(torch.{example.dtype}), or capture the model with such an input.",
+            )
 
 
 def _key(batch: Mapping[str, Tensor]) -> _Key:

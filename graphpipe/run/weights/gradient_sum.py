@@ -48,9 +48,14 @@ def _gradient(parameter: Tensor, stage: str) -> Tensor:
     if gradient is None:
         return torch.zeros_like(parameter)
     if gradient.layout != torch.strided:
-        raise InvalidInput(
-            "a parameter has a sparse gradient, which replicas on several ranks cannot sum",
-            where=f"stage '{stage}'",
-            remedy="Build the embedding with sparse=False, or plan this stage with one replica.",
-        )
+        raise sparse_gradient(stage)
     return gradient
+
+
+def sparse_gradient(stage: str) -> InvalidInput:
+    """Return the error for a stage whose replicas are on several ranks."""
+    return InvalidInput(
+        "a parameter has a sparse gradient, which replicas on several ranks cannot sum",
+        where=f"stage '{stage}'",
+        remedy="Build the embedding with sparse=False, or plan this stage with one replica.",
+    )

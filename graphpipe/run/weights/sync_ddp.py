@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from graphpipe.model.torch_private import prepare_ddp_backward
+from graphpipe.run.weights.gradient_sum import sparse_gradient
 from graphpipe.run.weights.replica_sync import ReplicaSync, StageReplicas, SyncTraits
 
 
@@ -46,7 +47,12 @@ class Ddp(ReplicaSync):
         """Sum the gradients while the backward runs, each bucket as soon as it is complete."""
         with self.replicas.world.waiting_for(self.replicas.ranks):
             prepare_ddp_backward(self._ddp, roots)
-            yield
+            try:
+                yield
+            except NotImplementedError as error:  # a bucket has no room for it
+                if "Sparse" not in str(error):
+                    raise
+                raise sparse_gradient(self.replicas.stage) from None
 
     def reduce(self) -> None:
         """Do nothing, because the last backward has waited for the sums."""

@@ -1,5 +1,6 @@
 """The weight update of one rank: clip, step the optimizers, step the learning-rate schedules."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from graphpipe.errors import InvalidInput
 from graphpipe.run.device.without_compiler import without_compiler
 from graphpipe.run.weights.zero1 import shard_optimizer_state
 
@@ -16,6 +18,26 @@ OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
 """Builds an optimizer for trainable parameters of a rank. It is called once per group of parameters (see
 `OptimizerGroup`), so never on a rank without trainable parameters."""
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
+
+
+_REMEDY = (
+    "Step it yourself, between steps: keep the optimizers that your factory builds, and give it what it needs, such as "
+    "the loss of an evaluation."
+)
+
+
+def check_step(built: object, remedy: str) -> None:
+    """Check that an optimizer or a schedule steps without arguments.
+
+    Raises:
+        InvalidInput: it needs one: `LBFGS` a closure, `ReduceLROnPlateau` a metric.
+    """
+    kinds = inspect.Parameter
+    for name, each in inspect.signature(type(built).step).parameters.items():  # pyright: ignore
+        starred = each.kind in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
+        if name != "self" and not starred and each.default is kinds.empty:
+            what = f"{type(built).__name__}.step() needs '{name}', which a pipeline does not have"
+            raise InvalidInput(what, where="optimizer", remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +60,20 @@ class ScheduledOptimizer:
     def of(
         group: OptimizerGroup, optimizer: OptimizerFactory, scheduler: SchedulerFactory | None
     ) -> "ScheduledOptimizer":
-        """Build optimizer and schedule for some parameters."""
+        """Build optimizer and schedule for some parameters.
+
+        Raises:
+            InvalidInput: one of them needs an argument to step.
+        """
         with without_compiler():
             built = optimizer(group.parameters)
+            check_step(built, "The pipeline computes gradients once for each step. Choose another optimizer.")
             if group.process_group is not None:
                 built = shard_optimizer_state(built, group.process_group)
-            return ScheduledOptimizer(optimizer=built, scheduler=None if scheduler is None else scheduler(built))
+            schedule = None if scheduler is None else scheduler(built)
+            if schedule is not None:
+                check_step(schedule, _REMEDY)
+            return ScheduledOptimizer(optimizer=built, scheduler=schedule)
 
     def step(self) -> None:
         """Step the optimizer, then the schedule."""
