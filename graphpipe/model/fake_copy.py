@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
-from graphpipe.model.torch_private import is_lazy, know_number, unsaved_buffers
+from graphpipe.model.torch_private import know_number, unsaved_buffers
 
 _ASKS = ((nn.TransformerEncoder, "is_causal"), (nn.TransformerDecoder, "tgt_is_causal"))
 """Modules that compare the values of a mask with those of a causal one, unless they are told what it is."""

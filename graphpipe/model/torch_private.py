@@ -2,7 +2,7 @@
 
 import copy
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch._utils import _flatten_dense_tensors
+from torch.autograd.function import _SingleLevelFunction
 from torch.autograd.graph import Node
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -21,6 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 TreeSpec = pytree.TreeSpec
 DispatchMode = TorchDispatchMode
+FunctionCalls: Any = _SingleLevelFunction
+"""The class from which every `autograd.Function` inherits `apply`, also where that was looked up before."""
 Operator = OpOverload
 GROUPED_PRODUCT = torch.ops.aten._grouped_mm
 CONVERSION = torch.ops.aten._to_copy.default
@@ -157,17 +159,6 @@ def guessed(number: float | torch.SymInt | torch.SymFloat, guess: int) -> float:
     return float(expression.subs(dict.fromkeys(expression.free_symbols, guess)))
 
 
-def call_on_fake(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Return what an operator returns on fake tensors.
-
-    For a product of rows by groups, with one matrix per group, torch accepts only bfloat16 on fake tensors, although
-    the operator itself accepts float32.
-    """
-    if func.overloadpacket is GROUPED_PRODUCT and args[0].dim() == 2 and args[1].dim() == 3:
-        return args[0].new_empty((args[0].shape[0], args[1].shape[2]))
-    return func(*args, **kwargs)
-
-
 def flatten(tree: object, stops: Callable[[object], bool] | None = None) -> tuple[list[Any], TreeSpec]:
     """Return the leaves of nested containers, and the containers without leaves. Where `stops` is true is a leaf."""
     return pytree.tree_flatten(tree, is_leaf=stops)
@@ -202,11 +193,6 @@ def spec_from_json(text: str) -> TreeSpec:
         return pytree.treespec_loads(text)
     except (NotImplementedError, TypeError, KeyError) as error:
         raise ValueError(str(error)) from None
-
-
-def is_lazy(tensor: Tensor) -> bool:
-    """True for a parameter or buffer of a lazy module that has no shape yet."""
-    return isinstance(tensor, UninitializedTensorMixin)
 
 
 def unregister_buffer(holder: nn.Module, name: str) -> None:
@@ -266,10 +252,7 @@ def is_random(target: object) -> bool:
 def reads_no_values(target: object) -> bool:
     """True for an operator that takes shape, dtype or device of a tensor (`zeros_like`), but not its values."""
     name = target._schema.name.removeprefix("aten::") if isinstance(target, OpOverload) else ""
-    return name in _LIKE or name.startswith("new_") or name.startswith("sym_")
-
-
-_LIKE = {f"{name}_like" for name in ("empty", "zeros", "ones", "full", "rand", "randn", "randint")}
+    return name.endswith("_like") or name.startswith(("new_", "sym_"))
 
 
 def is_view(target: OpOverload) -> bool:
@@ -278,14 +261,12 @@ def is_view(target: OpOverload) -> bool:
     return any(info is not None and not info.is_write for info in infos)
 
 
-def written_arguments(func: OpOverload, args: Sequence[object]) -> list[Tensor]:
-    """Return the tensors among positional arguments that an operator writes into."""
-    pairs = zip(func._schema.arguments, args, strict=False)
-    return [
-        value
-        for argument, value in pairs
-        if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Tensor)
-    ]
+def written_arguments(func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> list[Tensor]:
+    """Return the tensors among the arguments that an operator writes into, also in lists."""
+    arguments = func._schema.arguments
+    pairs = [*zip(arguments, args, strict=False), *((each, kwargs.get(each.name)) for each in arguments[len(args) :])]
+    given = [value for argument, value in pairs if argument.alias_info is not None and argument.alias_info.is_write]
+    return [each for each in flatten(given)[0] if isinstance(each, Tensor)]
 
 
 def call_directly(module: nn.Module, /, *args: object, **kwargs: object) -> object:
@@ -347,3 +328,23 @@ def shut_down_within(config: Any, seconds: int) -> None:
     """Let torch's agent (`LaunchConfig`) kill ranks so long after SIGTERM. That of torch 2.11 always waits for 30 s."""
     if hasattr(config, "shutdown_timeout"):
         config.shutdown_timeout = seconds
+
+
+def own_hooks(module: nn.Module, *, backward: bool) -> list[Callable[..., Any]]:
+    """Return the hooks of a module itself that run in its backward, or those before and after its forward."""
+    before, after = module._forward_pre_hooks, module._forward_hooks
+    held = (module._backward_hooks, module._backward_pre_hooks) if backward else (before, after)
+    return [hook for hooks in held for hook in hooks.values()]
+
+
+def gradient_hooks(parameter: Tensor) -> list[Callable[..., Any]]:
+    """Return the hooks that run when a parameter gets a gradient."""
+    held = [parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None)]
+    return [hook for hooks in held for hook in (hooks or {}).values()]
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """True for a module that `torch.compile` has compiled: as a whole, in place, or its method."""
+    wrapper = type(module).__name__ == "OptimizedModule" and type(module).__module__.startswith("torch._dynamo")
+    compiled = hasattr(getattr(module, "forward", None), "_torchdynamo_orig_callable")
+    return wrapper or compiled or module._compiled_call_impl is not None

@@ -10,6 +10,7 @@ from torch import fx, nn
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph, Input, Origin, Precision
 from graphpipe.model.autocast import check_precision
+from graphpipe.model.capture.batch_statistics import check_statistics
 from graphpipe.model.capture.build_ops import (
     MeasuredModel,
     build_ops,
@@ -18,6 +19,7 @@ from graphpipe.model.capture.build_ops import (
     shared_parameters,
     tensor_names,
 )
+from graphpipe.model.capture.changed_weights import check_changes
 from graphpipe.model.capture.crossing_values import CrossingValues, crossing_values
 from graphpipe.model.capture.fuse_tiny import fuse_tiny
 from graphpipe.model.capture.groups import Groups
@@ -33,6 +35,7 @@ from graphpipe.model.capture.op_splits.row_splits import find_row_splits
 from graphpipe.model.capture.reading import SAMPLES, Reading
 from graphpipe.model.capture.samples_in_front import put_samples_in_front
 from graphpipe.model.capture.shape_propagation import propagate_shapes
+from graphpipe.model.compiled_modules import check_not_compiled
 from graphpipe.model.dag_module import DagModule, model_name
 from graphpipe.model.function_caches import without_caches
 from graphpipe.model.inputs import Inputs, describe, input_names, name_inputs
@@ -140,6 +143,7 @@ def capture_nodes(module: nn.Module, example_inputs: Inputs, origin: Origin = _A
     named = name_inputs(input_names(module, example_inputs), example_inputs)
     check_forms(dict(origin.forms), [*named])
     warn_of_unregistered_layers(module)
+    check_not_compiled(module)
     return capture_again(module, describe(named), origin)
 
 
@@ -185,7 +189,9 @@ def _capture_by(
     method: Method, module: nn.Module, inputs: tuple[Input, ...], origin: Origin, compare_modes: bool
 ) -> Captured:
     traced, origin = trace(module, inputs, replace(origin, method=method), compare_modes=compare_modes)
-    return capture_measured(module, inputs, origin, measure(traced, inputs, origin.precision))
+    captured = capture_measured(module, inputs, origin, measure(traced, inputs, origin.precision))
+    check_statistics(captured.graph.ops, captured.nodes, captured.readings)
+    return captured
 
 
 def trace(
@@ -290,12 +296,14 @@ def _captured(
         replace(op, splits=tuple(found[op.name].naming(listed) for found in splits if op.name in found)) for op in ops
     )
     shared = shared_parameters(module, ops)
+    nodes = dict(zip(group_names(measured, groups), groups, strict=True))
+    check_changes(ops, nodes)
     return Captured(
         graph=Graph(name=model_name(module), ops=ops, edges=edges, inputs=inputs, origin=origin, shared=shared),
         module_graph=measured.module_graph,
         values=measured.values,
         readings=measured.readings,
-        nodes=dict(zip(group_names(measured, groups), groups, strict=True)),
+        nodes=nodes,
     )
 
 

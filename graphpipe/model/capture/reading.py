@@ -24,6 +24,8 @@ class Reading:
     """Keys of the memory that the node allocated or returned."""
     shape: tuple[int, ...] | None = None
     """Shape of its value; None if that is not a tensor."""
+    shapes: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    """Shapes of its value for both numbers of samples, if they are known."""
     sample_shape: tuple[int, ...] | None = None
     """Shape without the first dimension, if only the first dimension depends on the number of samples."""
     samples_at: int | None = None

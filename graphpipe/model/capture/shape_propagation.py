@@ -52,6 +52,8 @@ def propagate_shapes(
         if not all(map(_is_known, (*(few[node].shape or ()), *(reading.shape or ())))):
             reading.grows = True
             continue
+        one, other = few[node].shape, reading.shape
+        reading.shapes = (one, other) if one is not None and other is not None else None
         reading.sample_shape = _sample_shape(few[node].shape, reading.shape)
         sizes = list(zip(few[node].shape or (), reading.shape or (), strict=False))
         reading.compares = sizes.count(SAMPLES) > 1

@@ -50,6 +50,7 @@ class _NodeRecord:
     sample_shape: tuple[int, ...] | None
     dtype: Any
     requires_grad: bool
+    changes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +141,7 @@ def _record(node: fx.Node, captured: Captured) -> _NodeRecord:
         kwargs=encode(node.kwargs),
         owner=node.meta.get("owner", ""),
         written_by=node.meta.get("written_by"),
+        changes=node.meta.get("changes", ()),
         duplicated=node in captured.values.duplicated,
         crossing=node in captured.values.crossing,
         sample_shape=reading.sample_shape,
@@ -160,6 +162,8 @@ def _nodes(record: _CaptureRecord, where: str) -> dict[str, fx.Node]:
         node.meta["owner"] = entry.owner
         if entry.written_by is not None:
             node.meta["written_by"] = entry.written_by
+        if entry.changes:
+            node.meta["changes"] = entry.changes
         nodes[entry.name] = node
     return nodes
 

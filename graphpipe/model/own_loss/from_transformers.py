@@ -11,8 +11,10 @@ from torch import Tensor, fx, nn
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph, Input, Origin, Precision
 from graphpipe.model.autocast import check_precision
+from graphpipe.model.capture.batch_statistics import statistic_of
 from graphpipe.model.capture.capture import Captured, Traced, capture_measured, measure, trace
 from graphpipe.model.capture.module_graph.opaque_modules import EVERY
+from graphpipe.model.compiled_modules import check_not_compiled
 from graphpipe.model.inputs import describe, input_names, name_inputs
 from graphpipe.model.key_value_cache import without_cache
 from graphpipe.model.own_loss.layer_class import layer_class
@@ -114,6 +116,7 @@ def from_transformers(
             over micro-batches.
     """
     check_precision(precision)
+    check_not_compiled(model)
     given = _with_decoder_inputs(model, example, ())
     processed = ProcessorInputs.of(model, given)
     given = processed.by_samples(model, given)
@@ -214,7 +217,9 @@ def _arguments(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Scalar]:
 
 
 def _compares(captured: Captured, node: fx.Node) -> bool:
-    # Whether two dimensions are samples, or the model returns one number for all samples.
+    # Whether samples are mixed, two dimensions are samples, or the model returns one number for all samples.
+    if statistic_of(node, captured.readings):
+        return True
     returned = set(node.all_input_nodes) - captured.values.duplicated if node.op == "output" else set[fx.Node]()
     return captured.readings[node].compares or any(captured.readings[each].shape == () for each in returned)
 

@@ -11,10 +11,13 @@ from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph, ParameterSlice, parameter_of
 from graphpipe.model.capture.build_ops import tensor_names
 from graphpipe.model.capture.capture import Captured, capture_again
+from graphpipe.model.capture.changed_weights import check_not_recomputed
 from graphpipe.model.capture.module_graph.translation import written
 from graphpipe.model.capture.op_splits.split_nodes import split_like
 from graphpipe.model.capture.same_model import other_model, with_graph_of
+from graphpipe.model.compiled_modules import check_not_compiled
 from graphpipe.model.dag_module import model_name
+from graphpipe.model.gradient_hooks import check_gradient_hooks
 from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.model.split.stage_graph import stage_graph, stage_module
 from graphpipe.model.split.submodules import Submodules
@@ -41,6 +44,8 @@ def split(
         InvalidInput: the plan's graph was not captured from a module, or from another model; the plan does not have
             the edges that the model's values need, or calls a submodule with buffers in two stages.
     """
+    check_not_compiled(module)
+    check_gradient_hooks(module)
     if captured is not None:
         captured = with_graph_of(split_like(captured, plan.graph), plan.graph)
         _check_tensors(module, plan.graph)
@@ -94,6 +99,9 @@ def _check_tensors(module: nn.Module, graph: Graph) -> None:
     for op in graph.ops:
         if missing := [name for name in op.parameters if parameter_of(name) not in tensors]:
             raise other_model(f"operator '{op.name}' has parameter '{missing[0]}', which this model does not have")
+        trains = not op.parameters or any(tensors[parameter_of(name)].requires_grad for name in op.parameters)
+        if trains != op.trainable:
+            raise other_model(f"operator '{op.name}' has trainable {op.trainable} in the plan, {trains} in this model")
         found = sum(_bytes(tensors[parameter_of(name)], ParameterSlice.parse(name)) for name in op.parameters)
         if abs(found - op.parameter_bytes) > _ROUNDING:
             raise other_model(
@@ -145,6 +153,9 @@ def _build(
     def specs(values: Sequence[fx.Node]) -> tuple[ValueSpec, ...]:
         return tuple(_spec(captured, value) for value in values)
 
+    planned = plan.stages[stage]
+    again = [op for region in regions(planned.ops, planned.recompute) for op in region]
+    check_not_recomputed((node for op in again for node in captured.nodes[op]), planned.name)
     edges = {(edge.source, edge.target): position for position, edge in enumerate(plan.edges)}
     receives = {at: specs(crossing.get(key, ())) for key, at in edges.items() if key[1] == stage}
     sends = {at: specs(crossing.get(key, ())) for key, at in edges.items() if key[0] == stage}

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 from torch import Tensor, fx
 
+from graphpipe.model.capture.module_graph.calls.weight_writes import WeightsBefore, Writes
+from graphpipe.model.capture.module_graph.hidden_effects import check_hooks
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
 from graphpipe.model.capture.module_graph.rebuild_containers import rebuild_containers
 from graphpipe.model.dag_module import DagModule
@@ -14,8 +16,10 @@ def declared_graph(fake: DagModule, inputs: Mapping[str, Tensor]) -> ModuleGraph
     """Return the graph of a DagModule; runs it on fake inputs to see what its submodules return.
 
     Raises:
+        CannotExpress: it has a hook, which would not run.
         Exception: any error of a submodule on fake tensors.
     """
+    check_hooks(fake, "")
     graph = fx.Graph()
     placeholders = {name: graph.placeholder(name) for name in fake.input_names}
     nodes: dict[str, object] = dict(placeholders)
@@ -23,7 +27,12 @@ def declared_graph(fake: DagModule, inputs: Mapping[str, Tensor]) -> ModuleGraph
     for name, names in fake.feeds.items():
         call = graph.call_module(name, rebuild_containers(graph, tuple(nodes[other] for other in names), ""))
         call.meta["owner"] = ""
-        values[name] = fake.get_submodule(name)(*(values[other] for other in names))
+        module = fake.get_submodule(name)
+        before = WeightsBefore(module)
+        with Writes() as writes:
+            values[name] = module(*(values[other] for other in names))
+        if changed := before.changed(writes.wrote_into):
+            call.meta["changes"] = tuple(f"{name}.{each}" for each in changed)
         nodes[name] = _unpack(graph, call, values[name])
     output = nodes[fake.output] if isinstance(fake.output, str) else {name: nodes[name] for name in fake.output or ()}
     leaves, spec = flatten(output)

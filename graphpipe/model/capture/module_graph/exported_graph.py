@@ -13,7 +13,9 @@ from graphpipe.model.capture.module_graph.broadcast_masks import broadcast_masks
 from graphpipe.model.capture.module_graph.calls.opaque_calls import recording
 from graphpipe.model.capture.module_graph.calls.static_runs import StaticRuns
 from graphpipe.model.capture.module_graph.detach_blocks import detach_blocks
+from graphpipe.model.capture.module_graph.hidden_effects import effects_refused
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
+from graphpipe.model.capture.module_graph.opaque_modules import followed_modules
 from graphpipe.model.capture.module_graph.plain_writes import replace_plain_writes
 from graphpipe.model.capture.module_graph.translation import Translation, owner_of
 from graphpipe.model.quiet import quiet_export
@@ -70,7 +72,8 @@ def exported_graph(
         Exception: any error of torch.export.
     """
     with recording(fake, paths, runs) as calls, loops, broadcast_masks(), numbers_kept(fake), quiet_export():
-        program = _export(fake, inputs)
+        with effects_refused(fake, followed_modules(fake, paths)):
+            program = _export(fake, inputs)
         detach_blocks(program)
         for module in _graphs(program):
             replace_plain_writes(module)

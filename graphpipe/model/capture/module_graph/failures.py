@@ -24,12 +24,14 @@ class CannotExpress(Exception):
     Args:
         path: of the submodule, "" for the model itself.
         reason: completes the sentence "the forward of ...".
+        remedy: what the user can do, if that is not to move this part into a submodule.
     """
 
-    def __init__(self, path: str, reason: str) -> None:
+    def __init__(self, path: str, reason: str, remedy: str = "") -> None:
         super().__init__(path, reason)
         self.path = path
         self.reason = reason
+        self.remedy = remedy
 
 
 class ExportFailed(Exception):
@@ -58,7 +60,8 @@ def cannot_express(module: nn.Module, fault: CannotExpress) -> InvalidInput:
     remedy = "Move that part into a submodule (nn.Dropout instead of F.dropout): submodules are kept whole."
     if fault.path:
         remedy = f"Do not split '{fault.path}', or keep a submodule around it whole (opaque=[...])."
-    return InvalidInput(f"the forward of {where} {fault.reason}", where="capture", remedy=remedy)
+    place = f" ({at})" if (at := user_place(fault)) else ""
+    return InvalidInput(f"the forward of {where} {fault.reason}{place}", where="capture", remedy=fault.remedy or remedy)
 
 
 def cannot_trace(module: nn.Module, error: Exception) -> InvalidInput:

@@ -23,7 +23,7 @@ from graphpipe.model.capture.module_graph.failures import (
 from graphpipe.model.capture.module_graph.input_forms import taking
 from graphpipe.model.capture.module_graph.mode_reads import follow_modes, observed_modes
 from graphpipe.model.capture.module_graph.module_graph import TRAINING, ModuleGraph
-from graphpipe.model.capture.module_graph.opaque_modules import EVERY, opaque_modules, small_blocks
+from graphpipe.model.capture.module_graph.opaque_modules import EVERY, followed_modules, opaque_modules, small_blocks
 from graphpipe.model.dag_module import DagModule
 from graphpipe.model.fake_copy import fake_copy
 from graphpipe.model.inputs import blank
@@ -88,6 +88,8 @@ def _by_declaration(fake: nn.Module, examples: Mapping[str, Tensor]) -> ModuleGr
     try:
         with quiet_export():
             return declared_graph(fake, examples)
+    except CannotExpress as fault:
+        raise cannot_express(fake, fault) from fault
     except InvalidInput:
         raise
     except Exception as error:
@@ -110,7 +112,7 @@ def _by_export(
         paths = opaque_modules(fake, [*origin.split, *(path for path in recorded if path not in opaque)], opaque)
         _check_recorded(paths, recorded)
         try:
-            with observed_modes(_glue(fake, paths)) as reads:
+            with observed_modes(followed_modules(fake, paths)) as reads:
                 loops = SampleLoops(_samples(examples))
                 found = exported_graph(
                     fake, paths, examples, runs, loops, origin.outputs, blocks=small_blocks(fake, origin.split)
@@ -235,9 +237,3 @@ def _write_only_in_training(graph: fx.Graph, write: fx.Node) -> None:
 
 def _inside(path: str, whole: str) -> bool:
     return path == whole or path.startswith(whole + ".")
-
-
-def _glue(fake: nn.Module, paths: Sequence[str]) -> list[nn.Module]:
-    # The modules whose forwards become glue.
-    found = {module: path for path, module in fake.named_modules()}
-    return [module for module, path in found.items() if not any(_inside(path, whole) for whole in paths)]

@@ -31,6 +31,8 @@ class ModuleGraph:
     path of the submodule whose forward contains it, "" for the model itself. `meta["written_by"]` of a copy is the path
     of the submodule whose next call writes into it. `meta["writes"]` of a node is the buffer of the model's own that it
     writes into, after all nodes that read the buffer. `meta["dimensions"]` of glue is the number of its tensor's.
+    `meta["changes"]` of a call is the model's parameters that it writes into. `meta["statistic"]` of a call is the
+    operator in it that mixes samples.
     """
 
     graph: fx.Graph

@@ -89,6 +89,18 @@ def _is_small(module: nn.Module) -> bool:
     return not is_container(module) and not any(list(each.children()) for each in [*inner, *others])
 
 
+def followed_modules(root: nn.Module, paths: Collection[str]) -> dict[nn.Module, str]:
+    """Return the modules whose forwards become glue, with their paths.
+
+    Args:
+        root: the model.
+        paths: of the opaque submodules.
+    """
+    found = {module: path for path, module in root.named_modules()}
+    whole = tuple(paths), tuple(f"{path}." for path in paths)
+    return {module: path for module, path in found.items() if path not in whole[0] and not path.startswith(whole[1])}
+
+
 def is_primitive(module: nn.Module) -> bool:
     """True for a module of `torch.nn` without children, such as a linear layer."""
     return type(module).__module__.startswith("torch.nn.") and not list(module.children())

@@ -15,6 +15,7 @@ from graphpipe.errors import InvalidInput, nearest
 from graphpipe.model.capture.module_graph.calls.call_outcome import Form
 from graphpipe.model.capture.module_graph.calls.opaque_calls import OpaqueCall, is_opaque_call
 from graphpipe.model.capture.module_graph.failures import CannotExpress
+from graphpipe.model.capture.module_graph.hidden_effects import CHANGE
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph, device_of, sample_count, stand_in
 from graphpipe.model.capture.module_graph.rebuild_containers import rebuild_containers
 from graphpipe.model.torch_private import (
@@ -84,6 +85,10 @@ class Translation:
         for buffer in self.writes:
             if "." in buffer:  # its submodule stays whole
                 raise CannotExpress(buffer.rpartition(".")[0], f"changes the buffer '{buffer}'")
+        mutated = self.program.graph_signature.parameters_to_mutate
+        for node in self.program.graph.nodes:
+            if node.name in mutated:
+                raise CannotExpress(owner_of(node), f"changes the weight '{mutated[node.name]}'", CHANGE)
 
     def _translate_inputs(self) -> None:
         names = iter(self.inputs.values())
@@ -223,6 +228,10 @@ class Translation:
         new = self.graph.call_module(call.path, args, kwargs)
         new.meta["owner"] = owner
         new.meta["repeatable"] = call.outcome.repeatable
+        if call.outcome.statistic:
+            new.meta["statistic"] = call.outcome.statistic
+        if call.outcome.changed:
+            new.meta["changes"] = call.outcome.changed
         if call.outcome.spec.is_leaf():
             return [new, *(given[position] for position in written)]
         leaves: list[fx.Node] = []

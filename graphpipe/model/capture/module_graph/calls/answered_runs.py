@@ -33,7 +33,8 @@ def returning_runs(module: nn.Module, spec: TreeSpec, given: Sequence[Sequence[A
     for answer in (True, False):
         decisions = Decisions(answer=answer)
         try:
-            few, many = (static_run(module, spec, leaves, decisions) for leaves in given)
+            few = static_run(module, spec, given[0], decisions)
+            many = static_run(module, spec, given[1], decisions, few.steps)
         except Exception as error:
             if not decisions.count:
                 raise

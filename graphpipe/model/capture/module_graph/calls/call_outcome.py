@@ -106,6 +106,11 @@ class CallOutcome:
     """The leaves that cannot be sent between stages because they do not have samples in front, and that are cheap to
     compute: T5's first layer returns a position bias, which all layers read."""
 
+    statistic: str = ""
+    """The operator in it that mixes samples, if its results depend on that; or else empty."""
+    changed: tuple[str, ...] = ()
+    """The model's parameters that it writes into, or replaces, in training."""
+
     @property
     def forms(self) -> list[Form]:
         """The tensors among the leaves, then the written arguments."""

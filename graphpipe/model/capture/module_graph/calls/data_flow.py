@@ -1,15 +1,17 @@
 """Which arguments of a call its results depend on, observed operator by operator."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
+from graphpipe.model.capture.module_graph.calls.mixed_samples import mixes
 from graphpipe.model.torch_private import (
+    GROUPED_PRODUCT,
     DispatchMode,
-    call_on_fake,
     flatten,
     is_random,
     memory_key,
@@ -77,7 +79,7 @@ class Decisions:
         if func is torch.ops.aten.split_with_sizes.default and any(not isinstance(each, int) for each in args[1]):
             self.split = True
             return func(args[0], _nearly_equal(args[0], len(args[1]), *args[2:]), *args[2:], **kwargs)
-        found = call_on_fake(func, args, kwargs)
+        found = _call(func, args, kwargs)
         if func is _NUMBER and isinstance(found, torch.SymInt):
             if self.number is None:
                 self.asked = True
@@ -108,6 +110,32 @@ def _rows_are_unknown(tensor: Tensor, dim: int = 0) -> bool:
     return dim in (0, -tensor.dim()) and isinstance(tensor.shape[0], torch.SymInt)
 
 
+MIXED = -1
+"""In place of the position of an argument: a value in which samples are mixed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An operator, with shapes of its floating-point arguments and results. A size that depends on values is None."""
+
+    function: Any
+    read: list[tuple[int | None, ...]]
+    returned: list[tuple[int | None, ...]]
+
+    def mixes(self, other: "Step", args: Sequence[Any]) -> str:
+        """Return the operator's name if it mixes samples, given the same step of a run with fewer; else nothing."""
+        alike = other.function is self.function and len(other.read) == len(self.read)
+        if not alike or len(other.returned) != len(self.returned):
+            return ""
+        read, returned = zip(other.read, self.read, strict=True), zip(other.returned, self.returned, strict=True)
+        return mixes(self.function, args, [*read], [*returned])
+
+
+def _shapes(tensors: Sequence[Tensor]) -> list[tuple[int | None, ...]]:
+    found = [each.shape for each in tensors if each.is_floating_point()]
+    return [tuple(None if isinstance(size, torch.SymInt) else size for size in shape) for shape in found]
+
+
 class DataFlow(DispatchMode):
     """While inside, observes which tensors are computed from the values of which arguments.
 
@@ -117,10 +145,15 @@ class DataFlow(DispatchMode):
     Args:
         arguments: of the call.
         decisions: of branches on truth values in tensors.
+        like: the steps of a run with another number of samples, to see which operators mix samples.
     """
 
-    def __init__(self, arguments: Sequence[Tensor], decisions: Decisions) -> None:
+    def __init__(self, arguments: Sequence[Tensor], decisions: Decisions, like: Sequence[Step] = ()) -> None:
         super().__init__()
+        self.like = like
+        self.steps: list[Step] = []
+        self.mixing = ""
+        """The first operator that mixes samples."""
         self.decisions = decisions
         self.random = False
         """Whether an operator drew random numbers."""
@@ -144,10 +177,11 @@ class DataFlow(DispatchMode):
             self.operators.append(func)
         self.random |= is_random(func)
         operands = [each for each in flatten((args, kwargs))[0] if isinstance(each, Tensor)]
-        written = written_arguments(func, args)
+        written = written_arguments(func, args, kwargs)
         results = [each for each in flatten(result)[0] if isinstance(each, Tensor)]
         known = {memory_key(each) for each in operands}
         found = frozenset[int]() if reads_no_values(func) else self.sources(operands)
+        found = self._with_mixed(func, args, operands, results, found)
         if func is _NUMBER:
             self.numbers |= found
         costly = is_random(func) or func.overloadpacket in flop_registry or not self._costly.isdisjoint(known)
@@ -160,6 +194,22 @@ class DataFlow(DispatchMode):
         self._alive += results
         return result
 
+    def _with_mixed(
+        self, func: Any, args: Any, operands: list[Tensor], results: list[Tensor], found: frozenset[int]
+    ) -> frozenset[int]:
+        # Numbers of rows, as of an expert, depend on all samples, and what is computed with them does not.
+        if func.namespace == "prim":
+            return found
+        step = Step(func, _shapes(operands), _shapes(results))
+        self.steps.append(step)
+        if results and not any(each.is_floating_point() or each.dtype is torch.bool for each in results):
+            return found - {MIXED}
+        before = self.like[len(self.steps) - 1] if len(self.steps) <= len(self.like) else step
+        if name := step.mixes(before, args):
+            self.mixing = self.mixing or name
+            return found | {MIXED}
+        return found
+
     def sources(self, tensors: Iterable[Tensor]) -> frozenset[int]:
         """Return the positions of the arguments that these tensors were computed from."""
         return frozenset[int]().union(*(self._sources.get(memory_key(each), ()) for each in tensors))
@@ -171,3 +221,11 @@ class DataFlow(DispatchMode):
     def wrote_into(self, tensor: Tensor) -> bool:
         """True if an operator wrote into the memory of this argument."""
         return any(memory_key(tensor) == memory_key(each) for each in self.written)
+
+
+def _call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    # For a product of rows by groups, with one matrix per group, torch accepts only bfloat16 on fake tensors, although
+    # the operator itself accepts float32.
+    if func.overloadpacket is GROUPED_PRODUCT and args[0].dim() == 2 and args[1].dim() == 3:
+        return args[0].new_empty((args[0].shape[0], args[1].shape[2]))
+    return func(*args, **kwargs)

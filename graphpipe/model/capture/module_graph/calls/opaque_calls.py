@@ -22,6 +22,7 @@ from graphpipe.model.torch_private import (
     size_at,
     unflatten,
 )
+from graphpipe.model.watched_tensors import using_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +127,7 @@ def _recorder(path: str, module: nn.Module, runs: StaticRuns, calls: list[Opaque
         for at, position in outcome.passed.items():
             outputs[at] = given[position]
         if outcome.beside:  # traced as glue, of which only what these leaves need is kept
-            with apart(module):
+            with apart(module), using_tensors(None):
                 inside, _ = flatten(call_directly(module, *args, **kwargs))
             for at in outcome.beside:
                 outputs[at] = inside[at]

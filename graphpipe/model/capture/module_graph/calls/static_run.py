@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graphpipe.model.capture.module_graph.calls.data_flow import DataFlow, Decisions
+from graphpipe.model.capture.module_graph.calls.data_flow import MIXED, DataFlow, Decisions, Step
+from graphpipe.model.capture.module_graph.calls.weight_writes import WeightsBefore
 from graphpipe.model.torch_private import TreeSpec, answering, call_directly, flatten, own_buffers, unflatten
 
 
@@ -51,6 +52,11 @@ class StaticRun:
     """Whether it branched on a truth value in a tensor."""
     split: bool
     """Whether it split a tensor by sizes in another tensor, and so may have run a loop over the parts."""
+    changed: tuple[str, ...]
+    """The module's parameters that it wrote into or replaced."""
+    steps: Sequence[Step]
+    statistic: str
+    """The operator that mixes samples, if a result depends on it. Empty unless a run with fewer was given."""
 
 
 _EMPTY = nn.Module()
@@ -80,7 +86,9 @@ def _plain_attributes(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if name not in vars(_EMPTY)}
 
 
-def static_run(module: nn.Module, spec: TreeSpec, leaves: Sequence[Any], decisions: Decisions) -> StaticRun:
+def static_run(
+    module: nn.Module, spec: TreeSpec, leaves: Sequence[Any], decisions: Decisions, like: Sequence[Step] = ()
+) -> StaticRun:
     """Run a module once.
 
     Args:
@@ -88,6 +96,7 @@ def static_run(module: nn.Module, spec: TreeSpec, leaves: Sequence[Any], decisio
         spec: the containers of its arguments: (args, kwargs).
         leaves: of its arguments.
         decisions: that answer its questions for truth values in tensors.
+        like: the steps of its run with another number of samples.
 
     Raises:
         Exception: the module's error.
@@ -98,9 +107,11 @@ def static_run(module: nn.Module, spec: TreeSpec, leaves: Sequence[Any], decisio
         arguments.append(leaf.tensor() if isinstance(leaf, BlankArgument) else decisions.known(leaf))
         copies += [arguments[-1]] * isinstance(leaf, BlankArgument)
     args, kwargs = unflatten(arguments, spec)
-    with DataFlow(copies, decisions) as flow, answering(decisions.decide), attributes_kept(module):
+    weights = WeightsBefore(module)
+    with DataFlow(copies, decisions, like) as flow, answering(decisions.decide), attributes_kept(module):
         found, returned = flatten(call_directly(module, *args, **kwargs))
     tensors = [leaf for leaf in found if isinstance(leaf, Tensor)]
+    returned_tensors = [*tensors]
     written = tuple(position for position, copy in enumerate(copies) if flow.wrote_into(copy))
     tensors += [copies[position] for position in written]
     read = flow.sources(tensors) | flow.numbers
@@ -121,4 +132,7 @@ def static_run(module: nn.Module, spec: TreeSpec, leaves: Sequence[Any], decisio
         repeatable=not (flow.random or flow.written or next(module.parameters(), None) is not None),
         decided=decisions.count > 0,
         split=decisions.split,
+        changed=weights.changed(flow.wrote_into),
+        steps=flow.steps,
+        statistic=flow.mixing if MIXED in flow.sources(returned_tensors) else "",
     )

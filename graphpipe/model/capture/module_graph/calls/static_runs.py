@@ -22,6 +22,10 @@ from graphpipe.model.capture.module_graph.calls.static_run import BlankArgument,
 from graphpipe.model.capture.module_graph.failures import CannotExpress
 from graphpipe.model.recorders import apart
 from graphpipe.model.torch_private import TreeSpec, outside_tracing, size_at
+from graphpipe.model.watched_tensors import TensorUse, using_tensors
+
+_ALLOWED = TensorUse(own_backward=lambda name: None, new_data=lambda tensor: None)
+"""A submodule that stays whole may use tensors in any way. Its own code runs in training."""
 
 
 class StaticRuns:
@@ -73,7 +77,7 @@ class StaticRuns:
         return found
 
     def _run(self, path: str, module: nn.Module, spec: TreeSpec, given: Sequence[Sequence[Any]]) -> CallOutcome:
-        with outside_tracing(), self.mode, torch.enable_grad(), apart(module):
+        with outside_tracing(), self.mode, torch.enable_grad(), apart(module), using_tensors(_ALLOWED):
             runs = returning_runs(module, spec, given)
             decided = runs[0][0].decided
             ways = runs_of_every_way(module, spec, given) if decided and runs[0][0].repeatable else []
@@ -117,6 +121,8 @@ class StaticRuns:
             written=tuple((position, next(forms)) for position in few.written),
             unread=few.unread,
             repeatable=few.repeatable,
+            statistic=many.statistic,
+            changed=tuple(f"{path}.{name}" for name in few.changed),
         )
 
 

@@ -1,0 +1,50 @@
+"""Which parameters of a module a run of it writes into or replaces."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from graphpipe.model.torch_private import DispatchMode, memory_key, written_arguments
+
+
+class Writes(DispatchMode):
+    """While inside, notes the memory that operators write into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._written: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        self._written += written_arguments(func, args, kwargs or {})
+        return found
+
+    def wrote_into(self, tensor: Tensor) -> bool:
+        """True if an operator wrote into the memory of this tensor."""
+        return any(memory_key(tensor) == memory_key(each) for each in self._written)
+
+
+class WeightsBefore:
+    """The parameters of a module before a run.
+
+    Args:
+        module: that is about to run.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._held = {name: (each, each.detach()) for name, each in module.named_parameters()}  # also keeps the memory
+
+    def changed(self, wrote_into: Callable[[Tensor], bool]) -> tuple[str, ...]:
+        """Return the names of the parameters that were written into or replaced, or whose data were.
+
+        Args:
+            wrote_into: whether an operator has written into the memory of a tensor.
+        """
+        after = dict(self._module.named_parameters())
+        return tuple(
+            name
+            for name, (each, old) in self._held.items()
+            if after.get(name) is not each or memory_key(each) != memory_key(old) or wrote_into(old)
+        )

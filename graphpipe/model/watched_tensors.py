@@ -1,0 +1,118 @@
+"""Uses of tensors that leave no operator in a trace: another backward, and data that are replaced.
+
+torch.export follows a forward. It writes down the forward of an `autograd.Function` and forgets its backward, forgets
+hooks, and does not see what is done to `tensor.data`.
+"""
+
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from graphpipe.model.torch_private import FunctionCalls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorUse:
+    """What to do when the code that runs uses a tensor in such a way."""
+
+    own_backward: Callable[[str], None]
+    """Takes what gives a tensor another backward: the name of an `autograd.Function`, or of an attribute of tensors."""
+    new_data: Callable[[Tensor], None]
+    """Takes a tensor whose `data` are about to be replaced."""
+
+
+_USE: ContextVar[TensorUse | None] = ContextVar("what to do with uses that leave no operator", default=None)
+_OWN: Any = Tensor.__base__
+"""Has the attributes of tensors as torch defines them."""
+_HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
+
+
+@contextmanager
+def using_tensors(use: TensorUse | None) -> Generator[None]:
+    """While inside, and inside `watched_tensors`, uses of tensors are told. None: they are not told."""
+    token = _USE.set(use)
+    try:
+        yield
+    finally:
+        _USE.reset(token)
+
+
+@contextmanager
+def watched_tensors() -> Generator[None]:
+    """While inside, uses of tensors can be told (see `using_tensors`).
+
+    Where they are, code outside of torch reads `data` as `detach()`, so that a trace sees writes into it. Such code
+    also finds that tensors require a gradient. They do in training, although a traced call hides its parameters.
+    """
+    kind: Any = Tensor
+    hooks = {name: getattr(Tensor, name) for name in _HOOKS}
+    FunctionCalls.apply = classmethod(_apply)
+    for name, register in hooks.items():
+        setattr(kind, name, _hooking(name, register))
+    kind.grad_fn, kind.data = property(_grad_fn), property(_data, _set_data)
+    kind.requires_grad = property(_requires_grad, _set_requires_grad)
+    try:
+        yield
+    finally:
+        del FunctionCalls.apply
+        for name, register in hooks.items():
+            setattr(kind, name, register)
+        del kind.grad_fn, kind.data, kind.requires_grad
+
+
+def _apply(function: Any, *args: Any, **kwargs: Any) -> Any:
+    use = _USE.get()
+    if use is not None and torch.is_grad_enabled() and not function.__module__.startswith("torch._"):
+        use.own_backward(function.__name__)
+    return super(FunctionCalls, function).apply(*args, **kwargs)
+
+
+def _hooking(name: str, register: Callable[..., Any]) -> Callable[..., Any]:
+    def hooking(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if (use := _USE.get()) is None:
+            return register(tensor, *args, **kwargs)
+        use.own_backward(name)
+        return RemovableHandle(OrderedDict())  # the tensor may not require a gradient here
+
+    return hooking
+
+
+def _grad_fn(tensor: Any) -> Any:
+    if (use := _USE.get()) is not None and _asked_by_user():
+        use.own_backward("grad_fn")
+    return _OWN.grad_fn.__get__(tensor)
+
+
+def _data(tensor: Any) -> Any:
+    return tensor.detach() if _USE.get() is not None and _asked_by_user() else _OWN.data.__get__(tensor)
+
+
+def _set_data(tensor: Any, new: Tensor) -> None:
+    if (use := _USE.get()) is not None and _asked_by_user():
+        use.new_data(tensor)
+    _OWN.data.__set__(tensor, new)
+
+
+def _requires_grad(tensor: Any) -> bool:
+    known: bool = _OWN.requires_grad.__get__(tensor)
+    if known or _USE.get() is None or isinstance(tensor, nn.Parameter) or not _asked_by_user():
+        return known
+    return torch.is_grad_enabled() and tensor.is_floating_point()
+
+
+def _set_requires_grad(tensor: Any, required: bool) -> None:
+    _OWN.requires_grad.__set__(tensor, required)
+
+
+def _asked_by_user() -> bool:
+    # Whether the code that asks for an attribute is not torch's own, or sets hooks of several tensors for the user.
+    asking = sys._getframe(2).f_globals.get("__name__", "")  # pyright: ignore[reportPrivateUsage]
+    return asking.partition(".")[0] not in ("torch", "graphpipe") or asking == "torch.autograd.graph"
