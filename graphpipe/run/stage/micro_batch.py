@@ -46,6 +46,8 @@ class MicroBatch:
     """The saved tensors of a backward that is split into two halves; None if it is not split."""
     offloaded: OffloadedTensors | None = None
     """What the stage offloads; None if it offloads nothing. Its backward is not split."""
+    probe: Callable[[list[Tensor], NamedTensors], None] | None = None
+    """Takes the roots of the first backward, and the received values that need a gradient."""
     _computed: Computed | None = None
     _has_loss: bool = False
     """Whether the loss was computed here, so that gradients begin here."""
@@ -70,6 +72,9 @@ class MicroBatch:
             context: takes the tensors where the backward begins, and returns a context for it.
         """
         roots, gradients = self._roots(arrived)
+        if self.probe is not None and roots:
+            leaves = {name: each for values in self.received.values() for name, each in values.items()}
+            self.probe(roots, {name: each for name, each in leaves.items() if each.requires_grad})
         if roots and context is not None:
             with context(roots):
                 torch.autograd.backward(roots, gradients)

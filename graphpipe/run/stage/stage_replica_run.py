@@ -1,6 +1,7 @@
 """One step of a stage replica: runs the tasks of its micro-batches, and keeps the state between them."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -8,6 +9,7 @@ from torch import Tensor
 from graphpipe.plans.sharding import SampleRange, count_micro_batches
 from graphpipe.run.device.rng import derive_seed
 from graphpipe.run.stage.edge_values import is_none
+from graphpipe.run.stage.injected_gradients import check_no_injection
 from graphpipe.run.stage.loss import LossFunction, is_exact, sum_of
 from graphpipe.run.stage.micro_batch import MicroBatch
 from graphpipe.run.stage.mini_batch import MiniBatch
@@ -81,7 +83,8 @@ class StageReplicaRun:
             case "F":
                 self.outgoing = self._forward(task, rows, batch)
             case "B":
-                self.outgoing = self._backward(task)
+                probed = batch.step == 1 and not task.micro_batch and len(rows) < batch.size
+                self.outgoing = self._backward(task, probed=probed)
             case "I":
                 self.outgoing = self._input_half(task)
             case "W":
@@ -131,8 +134,12 @@ class StageReplicaRun:
             return None
         return offloading.begin(task.micro_batch, self.replica.module) if training else offloading.pause()
 
-    def _backward(self, task: StageTask) -> dict[int, NamedTensors]:
+    def _backward(self, task: StageTask, *, probed: bool) -> dict[int, NamedTensors]:
         replica, micro_batch = self.replica, self.micro_batches.pop(task.micro_batch)
+        if probed and replica.offloading is None and not replica.sync.traits.shards_parameters:
+            names, held = replica.program.parameter_names, replica.module.named_parameters()
+            trained = {names[name]: parameter for name, parameter in held if parameter.requires_grad}
+            micro_batch.probe = partial(check_no_injection, trained=trained, stage=replica.stage_name)
         context = replica.sync.last_backward if task == replica.last else None
         micro_batch.backward(self._sum_over_consumers(task), context)
         self._finish(task)
