@@ -26,7 +26,8 @@ def fake_copy(module: nn.Module, mode: AbstractContextManager[object], device: t
         InvalidInput: a lazy parameter without a shape, or a module that cannot be copied.
     """
     memo: dict[int, Any] = {}
-    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+    tensors = [*module.named_parameters(), *module.named_buffers()]  # those of a scripted module exist only here
+    for name, tensor in tensors:
         if is_lazy(tensor):
             remedy = "Run the model once, so that its lazy modules get their shapes."
             raise InvalidInput(f"parameter '{name}' has no shape yet", where="capture", remedy=remedy)
@@ -40,6 +41,8 @@ def fake_copy(module: nn.Module, mode: AbstractContextManager[object], device: t
                 memo[id(number)] = torch.empty(number.shape, dtype=number.dtype, device=device)
         for number in [*number_buffers(part).values(), *_number_attributes(part).values()]:
             know_number(memo[id(number)], number)
+    scripted = [part for part in module.modules() if isinstance(part, torch.jit.ScriptModule)]
+    memo |= {id(part): Scripted(part, mode, device) for part in scripted if part is not module}
     for computed in _computed(module):  # Python cannot copy them, and a new forward computes new ones
         memo[id(computed)] = computed.detach()
     try:
@@ -55,6 +58,33 @@ def fake_copy(module: nn.Module, mode: AbstractContextManager[object], device: t
                 asking: Any = part.forward
                 vars(part)["forward"] = update_wrapper(partial(_not_asking, asking, argument), asking)
     return copied
+
+
+class Scripted(nn.Module):
+    """Stands for a scripted module, with fake tensors for its parameters and buffers. It runs on real tensors only.
+
+    Args:
+        module: a scripted module.
+        mode: of fake tensors.
+        device: of its tensors.
+    """
+
+    def __init__(self, module: nn.Module, mode: AbstractContextManager[object], device: torch.device | str) -> None:
+        super().__init__()
+        self._held = (module,)  # not a submodule
+        for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+            with mode:
+                fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
+                if isinstance(tensor, nn.Parameter) or tensor.requires_grad:
+                    self.register_parameter(name, nn.Parameter(fake, tensor.requires_grad))
+                else:
+                    self.register_buffer(name, fake)
+        for name, child in module.named_children():
+            self.add_module(name, Scripted(child, mode, device))
+
+    def forward(self, *args: object, **kwargs: object) -> object:
+        """Call the scripted module."""
+        return self._held[0](*args, **kwargs)
 
 
 def _not_asking(forward: Callable[..., object], argument: str, *args: object, **kwargs: object) -> object:

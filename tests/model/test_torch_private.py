@@ -18,14 +18,17 @@ from torch.profiler import ProfilerActivity, profile
 from graphpipe.model.torch_private import (
     CONVERSION,
     DispatchMode,
+    FunctionCalls,
     answering,
     call_directly,
     current_backward_node,
     fake_mode,
     flat_vector,
     flatten,
+    gradient_hooks,
     guessed,
     intercepted,
+    is_compiled,
     is_data_dependent,
     is_mutable,
     is_random,
@@ -37,6 +40,7 @@ from graphpipe.model.torch_private import (
     non_leaf_alias,
     norms,
     own_buffers,
+    own_hooks,
     prepare_ddp_backward,
     profiling,
     shut_down_within,
@@ -156,9 +160,11 @@ def test_a_module_with_another_child_leaves_the_first_unchanged() -> None:
 
 def test_the_arguments_that_an_operator_writes_into_are_found() -> None:
     x, y = torch.zeros(2), torch.ones(2)
-    assert written_arguments(aten.add_.Tensor, (x, y))[0] is x
-    assert len(written_arguments(aten.add_.Tensor, (x, y))) == 1
-    assert written_arguments(aten.add.Tensor, (x, y)) == []
+    assert written_arguments(aten.add_.Tensor, (x, y), {})[0] is x
+    assert len(written_arguments(aten.add_.Tensor, (x, y), {})) == 1
+    assert written_arguments(aten.add.Tensor, (x, y), {}) == []
+    assert written_arguments(aten.add.out, (x, y), {"out": y})[0] is y
+    assert len(written_arguments(aten._foreach_mul_.Scalar, ([x, y], 2.0), {})) == 2
 
 
 def test_an_intercepted_module_can_still_be_called_directly() -> None:
@@ -313,3 +319,21 @@ def test_the_agent_is_told_when_to_kill_if_it_can_be_told() -> None:
     older: Any = SimpleNamespace()
     shut_down_within(older, 3)
     assert not vars(older)
+
+
+def test_hooks_and_functions_are_found() -> None:
+    layer, weight = nn.Linear(2, 2), nn.Parameter(torch.ones(2))
+
+    def found() -> list[list[object]]:
+        return [own_hooks(layer, backward=True), own_hooks(layer, backward=False), gradient_hooks(weight)]
+
+    assert found() == [[], [], []]
+    layer.register_full_backward_hook(lambda *_: None)
+    layer.register_full_backward_pre_hook(lambda *_: None)
+    layer.register_forward_hook(lambda *_: None)
+    layer.register_forward_pre_hook(lambda *_: None)
+    weight.register_hook(lambda gradient: gradient)
+    weight.register_post_accumulate_grad_hook(lambda _: None)
+    assert [len(hooks) for hooks in found()] == [2] * 3
+    assert issubclass(torch.autograd.Function, FunctionCalls)
+    assert not is_compiled(layer)

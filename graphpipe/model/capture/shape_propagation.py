@@ -1,6 +1,7 @@
 """Runs a module graph on fake tensors, to get the shape of every value and the work of every node."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from graphpipe.model.capture.module_graph.calls.module_structure import Structur
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
 from graphpipe.model.capture.reading import SAMPLES, Reading
 from graphpipe.model.inputs import blank
+from graphpipe.model.real_call import call_anyway
 from graphpipe.model.saved_tensors import SavedTensor, handle_saved_tensors
 from graphpipe.model.torch_private import (
     CONVERSION,
@@ -119,7 +121,8 @@ def _run(
     def run_with(node: fx.Node, decisions: Decisions) -> tuple[Any, Reading]:
         meter = _Meter(state, given, casts, alive, decisions)
         with handle_saved_tensors(meter), meter, answering(decisions.decide):
-            value = inputs[names[node]] if node in names else evaluate(node, values, fake, module_graph)
+            counting = partial(_again, meter)
+            value = inputs[names[node]] if node in names else evaluate(node, values, fake, module_graph, counting)
         return value, meter.reading(value)
 
     def run(node: fx.Node) -> tuple[Any, Reading]:
@@ -166,7 +169,17 @@ def _check_derivative(node: fx.Node, value: object) -> None:
         raise InvalidInput(f"operator {node.target} in a forward has no derivative", where="capture", remedy=remedy)
 
 
-def evaluate(node: fx.Node, values: Mapping[fx.Node, Any], fake: nn.Module, module_graph: ModuleGraph) -> Any:
+def _again(meter: "_Meter") -> "_Meter":
+    return meter
+
+
+def evaluate(
+    node: fx.Node,
+    values: Mapping[fx.Node, Any],
+    fake: nn.Module,
+    module_graph: ModuleGraph,
+    counting: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> Any:
     """Return the value of a node that is not a model input, given the values of the nodes before it."""
     args = map_arg(node.args, lambda other: values[other])
     kwargs = map_arg(node.kwargs, lambda other: values[other])
@@ -175,7 +188,7 @@ def evaluate(node: fx.Node, values: Mapping[fx.Node, Any], fake: nn.Module, modu
             constant = module_graph.constants.get(str(node.target))
             return attribute(fake, node.target) if constant is None else constant
         case "call_module":
-            return fake.get_submodule(str(node.target))(*args, **kwargs)
+            return call_anyway(fake.get_submodule(str(node.target)), args, kwargs, counting)
         case "call_function":
             return node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]
         case "call_method":

@@ -13,11 +13,13 @@ from graphpipe.graph import Graph, Input, Origin, Precision
 from graphpipe.model.autocast import check_precision
 from graphpipe.model.capture.batch_statistics import statistic_of
 from graphpipe.model.capture.capture import Captured, Traced, capture_measured, measure, trace
+from graphpipe.model.capture.module_graph.failures import ExportFailed
 from graphpipe.model.capture.module_graph.opaque_modules import EVERY
 from graphpipe.model.compiled_modules import check_not_compiled
 from graphpipe.model.inputs import describe, input_names, name_inputs
 from graphpipe.model.key_value_cache import without_cache
 from graphpipe.model.own_loss.layer_class import layer_class
+from graphpipe.model.own_loss.loss_cut import WITHOUT_LABELS
 from graphpipe.model.own_loss.own_loss import OwnLoss, own_loss
 from graphpipe.model.own_loss.processor_inputs import ProcessorInputs
 from graphpipe.model.own_loss.without_loss import without_loss
@@ -139,7 +141,12 @@ def from_transformers(
     loss, traced, same = None, None, False
     if len(inputs) < len(tensors):
         known = [name for name in labels if name in tensors]
-        loss, origin, whole = own_loss(model, describe(_named(model, tensors)), known, origin)
+        try:
+            loss, origin, whole = own_loss(model, describe(_named(model, tensors)), known, origin)
+        except InvalidInput as error:
+            if not isinstance(error.__cause__, ExportFailed):
+                raise
+            raise InvalidInput(f"with labels, {error.what}", where="labels", remedy=WITHOUT_LABELS) from error
         outputs = tuple(dict.fromkeys([*outputs, *loss.reads]))
         # The glue was compared in both modes when the loss was cut out of it. The wanted outputs may be the same in
         # both, where the other outputs are not.

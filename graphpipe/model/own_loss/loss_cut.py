@@ -31,6 +31,8 @@ BROADCAST = torch.ops.aten.broadcast_tensors.default
 FUNCTIONS = (sample_count, device_of, stand_in, mode_dropout)
 """Functions of our own that module graphs call."""
 IGNORED = -100
+WITHOUT_LABELS = "Leave the labels out of the example, and write a loss function of the model's outputs."
+"""What a user can do if the model's own loss cannot be used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,8 +153,7 @@ def _copied(graph: fx.Graph, node: fx.Node, env: Mapping[fx.Node, fx.Node], anch
 
 
 def _refused(model: str, reason: str) -> InvalidInput:
-    remedy = "Leave the labels out of the example, and write a loss function of the model's outputs."
-    return InvalidInput(f"{model} {reason}", where="labels", remedy=remedy)
+    return InvalidInput(f"{model} {reason}", where="labels", remedy=WITHOUT_LABELS)
 
 
 def _arguments(node: fx.Node) -> tuple[Any, Any, int, float]:

@@ -4,6 +4,7 @@ They are added for each micro-batch, and so grow with the number of micro-batche
 """
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -34,19 +35,20 @@ def check_no_injection(
         return
     zeros = [torch.zeros_like(root) for root in roots]
     found = torch.autograd.grad(roots, [*leaves.values()], zeros, retain_graph=True, allow_unused=True)
-    for name, gradient in zip(leaves, found, strict=True):
+    gradients = cast("Sequence[Tensor | None]", found)
+    for name, gradient in zip(leaves, gradients, strict=True):
         if gradient is not None and bool(((gradient != 0) & ~gradient.isnan()).any()):
             raise InvalidInput(
                 f"'{name}' gets a gradient although the loss gives none: a backward written by hand adds it, once for "
                 "each micro-batch",
                 where=f"stage '{stage}'",
-                remedy="Return what it comes from, such as a balance loss, and add it in loss_fn. Or give the submodule "
-                "the whole mini-batch (whole_batch=[...]).",
+                remedy="Return what it comes from, such as a balance loss, and add it in loss_fn. Or give the "
+                "submodule the whole mini-batch (whole_batch=[...]).",
             )
 
 
 def _nodes(roots: Sequence[Tensor]) -> set[Node]:
-    stack = [root.grad_fn for root in roots if root.grad_fn is not None]
+    stack: list[Node] = [root.grad_fn for root in roots if root.requires_grad]  # pyright: ignore[reportAssignmentType]
     seen = set[Node]()
     while stack:
         node = stack.pop()

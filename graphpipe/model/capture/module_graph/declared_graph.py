@@ -9,6 +9,7 @@ from graphpipe.model.capture.module_graph.hidden_effects import check_hooks
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
 from graphpipe.model.capture.module_graph.rebuild_containers import rebuild_containers
 from graphpipe.model.dag_module import DagModule
+from graphpipe.model.real_call import call_anyway
 from graphpipe.model.torch_private import flatten, leaf, unflatten
 
 
@@ -30,7 +31,7 @@ def declared_graph(fake: DagModule, inputs: Mapping[str, Tensor]) -> ModuleGraph
         module = fake.get_submodule(name)
         before = WeightsBefore(module)
         with Writes() as writes:
-            values[name] = module(*(values[other] for other in names))
+            values[name] = call_anyway(module, [values[other] for other in names], {})
         if changed := before.changed(writes.wrote_into):
             call.meta["changes"] = tuple(f"{name}.{each}" for each in changed)
         nodes[name] = _unpack(graph, call, values[name])

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from traceback import walk_tb
+from types import FrameType
 
 from torch import nn
 
@@ -38,20 +39,23 @@ class ExportFailed(Exception):
     """torch.export failed."""
 
 
-def asking_submodule(error: Exception, fake: nn.Module, opaque: Sequence[str]) -> str:
-    """Return the innermost submodule whose forward asked for values in a tensor, "" if none or an opaque one did.
+def failing_submodule(error: Exception, fake: nn.Module, opaque: Sequence[str]) -> str:
+    """Return the innermost submodule whose forward failed, "" if none or an opaque one did.
 
     Args:
         error: of tracing.
         fake: the model that was traced.
         opaque: the submodules that were called whole.
     """
-    if not is_data_dependent(error):
-        return ""
     known = {id(module): path for path, module in fake.named_modules()}
-    frames = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
+    frames = [_first_argument(frame) for frame, _ in walk_tb(error.__traceback__)]
     path = next((known[id(each)] for each in reversed(frames) if id(each) in known), "")
     return "" if any(path == whole or path.startswith(whole + ".") for whole in opaque) else path
+
+
+def _first_argument(frame: FrameType) -> object:
+    names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+    return frame.f_locals.get(names[0]) if names else None
 
 
 def cannot_express(module: nn.Module, fault: CannotExpress) -> InvalidInput:

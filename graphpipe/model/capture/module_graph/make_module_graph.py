@@ -16,9 +16,9 @@ from graphpipe.model.capture.module_graph.exported_graph import WriteIntoViews, 
 from graphpipe.model.capture.module_graph.failures import (
     CannotExpress,
     ExportFailed,
-    asking_submodule,
     cannot_express,
     cannot_trace,
+    failing_submodule,
 )
 from graphpipe.model.capture.module_graph.input_forms import taking
 from graphpipe.model.capture.module_graph.mode_reads import follow_modes, observed_modes
@@ -30,7 +30,8 @@ from graphpipe.model.inputs import blank
 from graphpipe.model.quiet import quiet_export
 from graphpipe.model.recorded_parts import recorded_parts
 from graphpipe.model.sample_rows import SampleLoops, without_lists
-from graphpipe.model.torch_private import fake_mode
+from graphpipe.model.torch_private import fake_mode, is_data_dependent
+from graphpipe.user_frames import describe_error, warn_user
 
 _DIFFERS = "behaves differently in training and in evaluation, or for another number of samples"
 
@@ -137,9 +138,11 @@ def _by_export(
         except InvalidInput:
             raise
         except Exception as error:
-            found = asking_submodule(error, fake, paths)
+            found = failing_submodule(error, fake, paths)
             if not found or found in origin.split:
                 raise cannot_trace(fake, error) from ExportFailed(str(error))
+            if not is_data_dependent(error):
+                warn_user(f"'{found}' stays whole, since its forward cannot be traced: {describe_error(error)}")
             opaque += [found, *(each for each in _alike(fake, found) if each not in origin.split)]
 
 

@@ -6,6 +6,7 @@ from torch import nn
 
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.model.dag_module import DagModule
+from graphpipe.model.fake_copy import Scripted
 
 CONTAINERS = (
     nn.Sequential,
@@ -67,6 +68,8 @@ def is_opaque(module: nn.Module) -> bool:
     """True for a module that is opaque by default."""
     if is_container(module):
         return False
+    if isinstance(module, Scripted):
+        return True
     children = list(module.children())
     library = type(module).__module__.startswith("torch.nn.")
     return library or all(not list(child.children()) for child in children)

@@ -14,7 +14,7 @@ Runs = list[tuple[StaticRun, StaticRun]]
 _MOST_WAYS = 8
 
 
-def returning_runs(module: nn.Module, spec: TreeSpec, given: Sequence[Sequence[Any]]) -> Runs:
+def returning_runs(module: nn.Module, spec: TreeSpec, given: Sequence[Sequence[Any]], *, real: bool = False) -> Runs:
     """Return runs with few and with many samples.
 
     A module that branches on truth values in tensors runs twice, once as if all were true and once as if all were
@@ -24,6 +24,7 @@ def returning_runs(module: nn.Module, spec: TreeSpec, given: Sequence[Sequence[A
         module: an opaque submodule.
         spec: the containers of its arguments: (args, kwargs).
         given: the leaves of its arguments, for few and for many samples.
+        real: whether the module has real weights, and is given ones.
 
     Raises:
         Exception: the module's error, if it raises one whatever it decides.
@@ -33,8 +34,8 @@ def returning_runs(module: nn.Module, spec: TreeSpec, given: Sequence[Sequence[A
     for answer in (True, False):
         decisions = Decisions(answer=answer)
         try:
-            few = static_run(module, spec, given[0], decisions)
-            many = static_run(module, spec, given[1], decisions, few.steps)
+            few = static_run(module, spec, given[0], decisions, real=real)
+            many = static_run(module, spec, given[1], decisions, few.steps, real=real)
         except Exception as error:
             if not decisions.count:
                 raise

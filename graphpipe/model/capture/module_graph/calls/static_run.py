@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from graphpipe.model.capture.module_graph.calls.data_flow import MIXED, DataFlow, Decisions, Step
 from graphpipe.model.capture.module_graph.calls.weight_writes import WeightsBefore
+from graphpipe.model.real_call import real_ones
 from graphpipe.model.torch_private import TreeSpec, answering, call_directly, flatten, own_buffers, unflatten
 
 
@@ -24,6 +25,10 @@ class BlankArgument:
     def tensor(self) -> Tensor:
         """Return it without data."""
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="cpu")
+
+    def ones(self) -> Tensor:
+        """Return it with ones."""
+        return real_ones(self.shape, self.strides, self.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +92,13 @@ def _plain_attributes(module: nn.Module) -> dict[str, Any]:
 
 
 def static_run(
-    module: nn.Module, spec: TreeSpec, leaves: Sequence[Any], decisions: Decisions, like: Sequence[Step] = ()
+    module: nn.Module,
+    spec: TreeSpec,
+    leaves: Sequence[Any],
+    decisions: Decisions,
+    like: Sequence[Step] = (),
+    *,
+    real: bool = False,
 ) -> StaticRun:
     """Run a module once.
 
@@ -97,6 +108,7 @@ def static_run(
         leaves: of its arguments.
         decisions: that answer its questions for truth values in tensors.
         like: the steps of its run with another number of samples.
+        real: run on ones, with a module that has real weights.
 
     Raises:
         Exception: the module's error.
@@ -104,7 +116,9 @@ def static_run(
     copies: list[Tensor] = []
     arguments: list[Any] = []
     for leaf in leaves:
-        arguments.append(leaf.tensor() if isinstance(leaf, BlankArgument) else decisions.known(leaf))
+        arguments.append(
+            (leaf.ones() if real else leaf.tensor()) if isinstance(leaf, BlankArgument) else decisions.known(leaf)
+        )
         copies += [arguments[-1]] * isinstance(leaf, BlankArgument)
     args, kwargs = unflatten(arguments, spec)
     weights = WeightsBefore(module)
@@ -118,7 +132,7 @@ def static_run(
     passed = {at: position for at, leaf in enumerate(found) for position, copy in enumerate(copies) if leaf is copy}
     return StaticRun(
         leaves=found,
-        operators=flow.operators,
+        operators=[] if real else flow.operators,  # a scripted module may compile others after its first call
         spec=returned,
         tensors=[tensor.detach().clone() for tensor in tensors],
         written=written,

@@ -20,6 +20,7 @@ from graphpipe.model.capture.module_graph.calls.data_flow import TRUTH
 from graphpipe.model.capture.module_graph.calls.module_structure import Structures
 from graphpipe.model.capture.module_graph.calls.static_run import BlankArgument, StaticRun
 from graphpipe.model.capture.module_graph.failures import CannotExpress
+from graphpipe.model.real_call import real_copy
 from graphpipe.model.recorders import apart
 from graphpipe.model.torch_private import TreeSpec, outside_tracing, size_at
 from graphpipe.model.watched_tensors import TensorUse, using_tensors
@@ -78,7 +79,10 @@ class StaticRuns:
 
     def _run(self, path: str, module: nn.Module, spec: TreeSpec, given: Sequence[Sequence[Any]]) -> CallOutcome:
         with outside_tracing(), self.mode, torch.enable_grad(), apart(module), using_tensors(_ALLOWED):
-            runs = returning_runs(module, spec, given)
+            try:
+                runs = returning_runs(module, spec, given)
+            except Exception as error:
+                runs = self._real_runs(module, spec, given, error)
             decided = runs[0][0].decided
             ways = runs_of_every_way(module, spec, given) if decided and runs[0][0].repeatable else []
         outcomes = [self._outcome(path, *each) for each in runs]
@@ -89,6 +93,14 @@ class StaticRuns:
         if any(each != outcomes[0] for each in outcomes):
             raise CannotExpress(path, "returns something else if the values in a tensor are other ones")
         return self._repeatable(path, ways, outcomes[0])
+
+    def _real_runs(self, module: nn.Module, spec: TreeSpec, given: Sequence[Sequence[Any]], error: Exception) -> Runs:
+        # Of a module that does not run on fake tensors, such as one with packed sequences.
+        try:
+            with outside_tracing():
+                return returning_runs(real_copy(module), spec, given, real=True)
+        except Exception:
+            raise error from None
 
     def _repeatable(self, path: str, ways: Runs, cautious: CallOutcome) -> CallOutcome:
         # If all ways were tried, it is known which arguments a call reads, and readers may repeat it.
