@@ -89,6 +89,25 @@ def test_what_does_not_mix_samples_is_trained(name: str, make: Callable[[Mix], n
     assert distance(make(PER_SAMPLE[name]), [batch()], nn.functional.cross_entropy) < 1e-12
 
 
+class Chosen(nn.Module):
+    """Computes with some of the samples, as X-MOD does with those of a language."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.norm = nn.Linear(6, 6), nn.LayerNorm(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.where(x[:, 0] > 0)[0]
+        return self.norm(x.index_copy(0, rows, self.one(x[rows])))
+
+
+@pytest.mark.timeout(60)
+def test_some_of_the_samples_are_not_mixed() -> None:
+    """All layers of X-MOD got the whole mini-batch."""
+    model = nn.Sequential(nn.Linear(6, 6), Chosen(), nn.Linear(6, 3))
+    assert distance(model, [batch()], nn.functional.cross_entropy) < 1e-12
+
+
 class Experts(nn.Module):
     """Returns a balance loss of the whole batch beside the result, as Switch does."""
 

@@ -29,6 +29,8 @@ def mixes(function: Any, args: Sequence[Any], read: Sequence[Shapes], returned: 
     """
     if not isinstance(function, Operator) or not returned or is_view(function) or reads_no_values(function):
         return ""
+    if any(None in sizes for shapes in returned for sizes in shapes):
+        return ""  # some of the samples, whose number depends on values
     name = function.overloadpacket.__name__
     most = max((_growing(each) for each in read), default=0)
     if not most or is_random(function) or "batch_norm" in name or "instance_norm" in name:
