@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from graphpipe.errors import InvalidInput
 from graphpipe.model.torch_private import know_number, unsaved_buffers

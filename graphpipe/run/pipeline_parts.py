@@ -24,7 +24,6 @@ from graphpipe.run.segments.train_segment import TrainSegment, segment_schedules
 from graphpipe.run.stage.edge_values import EdgeSpecs, gradient_edges
 from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.losses.sample_loss import SampleLoss, trainable
-from graphpipe.run.stage.stage_replica import StageReplica
 from graphpipe.run.step.batch_preparer import BatchPreparer
 from graphpipe.run.step.build_worker import build_worker
 from graphpipe.run.step.evaluation import Evaluation, forward_schedules
@@ -124,7 +123,7 @@ def build_parts(
     )
 
 
-def _let_read(loss: SampleLoss, worker: Worker[StageReplica], output_stage: int) -> None:
+def _let_read(loss: SampleLoss, worker: StageWorker, output_stage: int) -> None:
     """Let the loss read parameters of the model whose gradients arrive where the model's own do, such as for a norm."""
     alone = worker.world.size == 1
     for leader in worker.leaders():

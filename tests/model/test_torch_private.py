@@ -324,7 +324,7 @@ def test_the_agent_is_told_when_to_kill_if_it_can_be_told() -> None:
 def test_hooks_and_functions_are_found() -> None:
     layer, weight = nn.Linear(2, 2), nn.Parameter(torch.ones(2))
 
-    def found() -> list[list[object]]:
+    def found() -> list[Sequence[object]]:
         return [own_hooks(layer, backward=True), own_hooks(layer, backward=False), gradient_hooks(weight)]
 
     assert found() == [[], [], []]

@@ -87,7 +87,7 @@ def _promoted(func: Operator, args: Sequence[Any]) -> Sequence[Any]:
     found = [each for each in _tensors(args) if each.is_floating_point()]
     if not any(each.dtype is torch.float64 for each in found) or all(each.dtype not in LOW for each in found):
         return args
-    written = {id(each) for each in written_arguments(func, args)}
+    written = {id(each) for each in written_arguments(func, args, {})}
 
     def promoted(value: Any) -> Any:
         if isinstance(value, Tensor):
