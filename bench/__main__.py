@@ -46,8 +46,8 @@ MODULES = {
     "fault-rerouting": "faults.fault_rerouting",
     "counts": "search.counts",
     "faults": "faults.faults",
-    "equivalence": "equivalence",
-    "user-errors": "user_errors",
+    "equivalence": "equivalence.equivalence",
+    "user-errors": "faults.user_errors",
 }
 """The file of each benchmark. `python -m bench` runs them in this order."""
 BY_NAME = ("rank-gradients", "fault-rerouting", "equivalence", "user-errors", "counts", "faults")

@@ -172,7 +172,7 @@ def _train(folder: Path, end: str) -> tuple[int | None, str, float]:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
     ) as process:
         try:
             text, _ = process.communicate(timeout=SECONDS)

@@ -2,7 +2,7 @@
 
 What is unusual was reported of pipelines: a backward written by hand, a weight that the forward changes, a statistic
 over the batch, a loss that is no mean. `KINDS` has them. Whether a pipeline trains such a model as plain PyTorch does
-is not known beforehand: `bench.equivalence` measures it.
+is not known beforehand: `bench.equivalence.equivalence` measures it.
 """
 
 import random

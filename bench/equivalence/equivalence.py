@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import graphpipe as gp
-from bench.random_models import FORWARDS, KINDS, LOSSES, WIDE, RandomModel, mean_loss
+from bench.equivalence.random_models import FORWARDS, KINDS, LOSSES, WIDE, RandomModel, mean_loss
 from graphpipe.model.capture.capture import Captured, capture_nodes
 
 SAMPLES, MICRO_BATCH, SECONDS, FAR = 8, 2, 180, 1e-9

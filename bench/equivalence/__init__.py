@@ -1,0 +1,1 @@
+"""Whether plans train random models as plain PyTorch does, and whether the check knows."""
