@@ -35,6 +35,7 @@ ROOMS = (
     "devices",
     *(
         "model",
+        "model/hidden",
         "model/capture",
         "model/capture_file",
         "model/split",

@@ -35,9 +35,9 @@ from graphpipe.model.capture.op_splits.row_splits import find_row_splits
 from graphpipe.model.capture.reading import SAMPLES, Reading
 from graphpipe.model.capture.samples_in_front import put_samples_in_front
 from graphpipe.model.capture.shape_propagation import propagate_shapes
-from graphpipe.model.compiled_modules import check_not_compiled
 from graphpipe.model.dag_module import DagModule, model_name
 from graphpipe.model.function_caches import without_caches
+from graphpipe.model.hidden.refused_modules import check_not_compiled
 from graphpipe.model.inputs import Inputs, describe, input_names, name_inputs
 from graphpipe.model.key_value_cache import without_cache
 from graphpipe.model.quiet import quiet_export

@@ -18,8 +18,8 @@ from graphpipe.model.capture.module_graph.calls.data_flow import GUESS, Decision
 from graphpipe.model.capture.module_graph.calls.module_structure import Structures
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
 from graphpipe.model.capture.reading import SAMPLES, Reading
+from graphpipe.model.hidden.real_call import call_anyway
 from graphpipe.model.inputs import blank
-from graphpipe.model.real_call import call_anyway
 from graphpipe.model.saved_tensors import SavedTensor, handle_saved_tensors
 from graphpipe.model.torch_private import (
     CONVERSION,

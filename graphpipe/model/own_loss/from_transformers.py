@@ -15,7 +15,7 @@ from graphpipe.model.capture.batch_statistics import statistic_of
 from graphpipe.model.capture.capture import Captured, Traced, capture_measured, measure, trace
 from graphpipe.model.capture.module_graph.failures import ExportFailed
 from graphpipe.model.capture.module_graph.opaque_modules import EVERY
-from graphpipe.model.compiled_modules import check_not_compiled
+from graphpipe.model.hidden.refused_modules import check_not_compiled
 from graphpipe.model.inputs import describe, input_names, name_inputs
 from graphpipe.model.key_value_cache import without_cache
 from graphpipe.model.own_loss.layer_class import layer_class

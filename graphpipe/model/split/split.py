@@ -15,9 +15,8 @@ from graphpipe.model.capture.changed_weights import check_not_recomputed
 from graphpipe.model.capture.module_graph.translation import written
 from graphpipe.model.capture.op_splits.split_nodes import split_like
 from graphpipe.model.capture.same_model import other_model, with_graph_of
-from graphpipe.model.compiled_modules import check_not_compiled
 from graphpipe.model.dag_module import model_name
-from graphpipe.model.gradient_hooks import check_gradient_hooks
+from graphpipe.model.hidden.refused_modules import check_gradient_hooks, check_not_compiled
 from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.model.split.stage_graph import stage_graph, stage_module
 from graphpipe.model.split.submodules import Submodules

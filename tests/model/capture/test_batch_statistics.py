@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import graphpipe as gp
 from graphpipe.errors import InvalidInput
-from tests.support.plain_training import distance
+from tests.support.programs.plain_training import distance
 
 Mix = Callable[[Tensor], Tensor]
 MIXES: dict[str, Mix] = {

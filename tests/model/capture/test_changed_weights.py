@@ -12,7 +12,7 @@ import graphpipe as gp
 from graphpipe.errors import InvalidInput
 from graphpipe.model.capture.capture import capture_nodes
 from graphpipe.model.capture_file.capture_file import load_capture, save_capture
-from tests.support.plain_training import cut_plan, distance
+from tests.support.programs.plain_training import cut_plan, distance
 
 Update = Callable[[Any, Any], Any]
 UPDATES: dict[str, Update] = {

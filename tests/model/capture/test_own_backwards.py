@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import graphpipe as gp
 from graphpipe.errors import InvalidInput
-from tests.support.plain_training import distance
+from tests.support.programs.plain_training import distance
 
 
 class Reverse(torch.autograd.Function):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import graphpipe as gp
-from tests.support.plain_training import cut_plan, distance
+from tests.support.programs.plain_training import cut_plan, distance
 
 
 class Packed(nn.Module):

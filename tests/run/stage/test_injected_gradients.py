@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
-from tests.support.plain_training import distance
+from tests.support.programs.plain_training import distance
 
 
 class Inject(torch.autograd.Function):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import graphpipe as gp
 from graphpipe.run.stage.edge_values import gradient_of, is_none, no_gradient
-from tests.support.plain_training import distance
+from tests.support.programs.plain_training import distance
 
 Use = Callable[[Tensor, Tensor], Tensor]
 

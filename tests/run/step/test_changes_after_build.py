@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 import graphpipe as gp
 from graphpipe.errors import InvalidInput
 from graphpipe.model.capture.capture import capture_nodes
-from tests.support.plain_training import cut_plan
+from tests.support.programs.plain_training import cut_plan
 
 
 def model() -> nn.Sequential:

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 from torch import Tensor, fx
 
+from graphpipe.model.capture.module_graph.calls.hidden_effects import check_hooks
 from graphpipe.model.capture.module_graph.calls.weight_writes import WeightsBefore, Writes
-from graphpipe.model.capture.module_graph.hidden_effects import check_hooks
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
 from graphpipe.model.capture.module_graph.rebuild_containers import rebuild_containers
 from graphpipe.model.dag_module import DagModule
-from graphpipe.model.real_call import call_anyway
+from graphpipe.model.hidden.real_call import call_anyway
 from graphpipe.model.torch_private import flatten, leaf, unflatten
 
 

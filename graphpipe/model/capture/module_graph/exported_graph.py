@@ -10,10 +10,10 @@ from torch.export import Dim, ExportedProgram, ShapesCollection
 
 from graphpipe.collection_pause import collection_paused
 from graphpipe.model.capture.module_graph.broadcast_masks import broadcast_masks
+from graphpipe.model.capture.module_graph.calls.hidden_effects import effects_refused
 from graphpipe.model.capture.module_graph.calls.opaque_calls import recording
 from graphpipe.model.capture.module_graph.calls.static_runs import StaticRuns
 from graphpipe.model.capture.module_graph.detach_blocks import detach_blocks
-from graphpipe.model.capture.module_graph.hidden_effects import effects_refused
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
 from graphpipe.model.capture.module_graph.opaque_modules import followed_modules
 from graphpipe.model.capture.module_graph.plain_writes import replace_plain_writes

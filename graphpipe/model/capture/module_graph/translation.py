@@ -13,9 +13,9 @@ from torch.fx.node import map_aggregate
 
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.model.capture.module_graph.calls.call_outcome import Form
+from graphpipe.model.capture.module_graph.calls.hidden_effects import CHANGE
 from graphpipe.model.capture.module_graph.calls.opaque_calls import OpaqueCall, is_opaque_call
 from graphpipe.model.capture.module_graph.failures import CannotExpress
-from graphpipe.model.capture.module_graph.hidden_effects import CHANGE
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph, device_of, sample_count, stand_in
 from graphpipe.model.capture.module_graph.rebuild_containers import rebuild_containers
 from graphpipe.model.torch_private import (

@@ -9,7 +9,7 @@ from torch.nn.functional import cosine_similarity, mse_loss
 
 import graphpipe as gp
 from graphpipe.errors import InvalidInput
-from tests.support.plain_training import cut_plan, distance
+from tests.support.programs.plain_training import cut_plan, distance
 
 
 class Uncertain(nn.Module):

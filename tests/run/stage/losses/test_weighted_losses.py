@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import graphpipe as gp
 from graphpipe.errors import InvalidInput
-from tests.support.plain_training import cut_plan, distance
+from tests.support.programs.plain_training import cut_plan, distance
 
 CLASSES = 7
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from graphpipe.model.capture.module_graph.calls.call_outcome import SAMPLES, CallOutcome, Form
 from graphpipe.model.capture.module_graph.calls.static_runs import StaticRuns
 from graphpipe.model.capture.module_graph.failures import CannotExpress
+from graphpipe.model.hidden.watched_tensors import using_tensors
 from graphpipe.model.recorders import apart, recorders
 from graphpipe.model.torch_private import (
     TreeSpec,
@@ -22,7 +23,6 @@ from graphpipe.model.torch_private import (
     size_at,
     unflatten,
 )
-from graphpipe.model.watched_tensors import using_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from graphpipe.model.capture.module_graph.calls.data_flow import MIXED, DataFlow, Decisions, Step
 from graphpipe.model.capture.module_graph.calls.weight_writes import WeightsBefore
-from graphpipe.model.real_call import real_ones
+from graphpipe.model.hidden.real_call import real_ones
 from graphpipe.model.torch_private import TreeSpec, answering, call_directly, flatten, own_buffers, unflatten
 
 

@@ -20,10 +20,10 @@ from graphpipe.model.capture.module_graph.calls.data_flow import TRUTH
 from graphpipe.model.capture.module_graph.calls.module_structure import Structures
 from graphpipe.model.capture.module_graph.calls.static_run import BlankArgument, StaticRun
 from graphpipe.model.capture.module_graph.failures import CannotExpress
-from graphpipe.model.real_call import real_copy
+from graphpipe.model.hidden.real_call import real_copy
+from graphpipe.model.hidden.watched_tensors import TensorUse, using_tensors
 from graphpipe.model.recorders import apart
 from graphpipe.model.torch_private import TreeSpec, outside_tracing, size_at
-from graphpipe.model.watched_tensors import TensorUse, using_tensors
 
 _ALLOWED = TensorUse(own_backward=lambda name: None, new_data=lambda tensor: None)
 """A submodule that stays whole may use tensors in any way. Its own code runs in training."""

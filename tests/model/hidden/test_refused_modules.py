@@ -8,7 +8,7 @@ from torch import nn
 
 import graphpipe as gp
 from graphpipe.errors import InvalidInput
-from tests.support.plain_training import cut_plan
+from tests.support.programs.plain_training import cut_plan
 
 
 class Block(nn.Module):

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 
 from graphpipe.model.capture.module_graph.failures import CannotExpress
+from graphpipe.model.hidden.watched_tensors import TensorUse, using_tensors, watched_tensors
 from graphpipe.model.recorders import is_recorder
 from graphpipe.model.torch_private import own_hooks
-from graphpipe.model.watched_tensors import TensorUse, using_tensors, watched_tensors
 
 CHANGE = (
     "Move that part into a submodule, and name it in `whole_batch`: it then runs once for each mini-batch. Or change "
