@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 # Each of some hundred processes would compile graphpipe again where bytecode is not kept, and pytest rewrite each test.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Who starts the tests in the background may ignore these, and ranks keep what was ignored. Tests send them.
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 # Kernels sum in another order with another number of threads: ranks are compared bit for bit with one thread each.
 torch.set_num_threads(1)
 # Where cores are shared, an example of a third of a millisecond has taken half a second. Whole tests have their limits.

@@ -1,20 +1,17 @@
 """Choose which operators of the graph a plan splits, for any planner."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
-from typing import Literal
 
 from graphpipe.costs.split_costs import split_costs
 from graphpipe.errors import Infeasible
 from graphpipe.graph import OpSplit, find_split, splittable, with_split
 from graphpipe.planners.problem.partition import Problem
+from graphpipe.planning.settings import AUTO_SPLIT, NO_SPLIT, SplitChoice
 from graphpipe.plans import Plan
 
-SplitChoice = Literal["none", "auto"] | Sequence[str]
-"""`none`, `auto`, or the names of operators."""
-NONE, AUTO = "none", "auto"
 _TRIED = 8
 """Most operators whose split by inputs `auto` tries."""
 
@@ -45,9 +42,9 @@ def plan_with_splits(
         InvalidInput: a name is not an operator that can be split.
         Infeasible: no plan fits in memory, whichever of the chosen operators are split.
     """
-    if choice == AUTO:
+    if choice == AUTO_SPLIT:
         return _best(problem, find, seconds, tried)
-    names = () if choice == NONE else (choice,) if isinstance(choice, str) else choice
+    names = () if choice == NO_SPLIT else (choice,) if isinstance(choice, str) else choice
     done = () if problem.graph.origin is None else [each.op for each in problem.graph.origin.split_ops]
     new = [name for name in dict.fromkeys(names) if name not in done and name.rpartition(":")[0] not in done]
     return find(reduce(_with, [find_split(problem.graph, name) for name in new], problem))

@@ -14,9 +14,8 @@ from typing import TypeVar
 from graphpipe.errors import InvalidInput
 from graphpipe.planners.registry import find_planner, planner_names
 from graphpipe.planning.choose_schedule import AS_PLANNED, AUTO, check_choice
-from graphpipe.planning.choose_splits import AUTO as AUTO_SPLIT
 from graphpipe.planning.problem import check_batch_size
-from graphpipe.planning.settings import PlanSettings
+from graphpipe.planning.settings import AUTO_SPLIT, PlanSettings
 from graphpipe.schedule.schedulers.registry import SCHEDULERS, find_scheduler
 
 Settings = TypeVar("Settings", bound=PlanSettings)

@@ -15,12 +15,11 @@ from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import find_planner
 from graphpipe.planning.best_candidate import BestCandidate
 from graphpipe.planning.choose_schedule import AS_PLANNED, AUTO, scheduled
-from graphpipe.planning.choose_splits import AUTO as AUTO_SPLIT
 from graphpipe.planning.choose_splits import plan_with_splits
 from graphpipe.planning.honoured import check_asked
 from graphpipe.planning.problem import make_problem, predicted
 from graphpipe.planning.remembered_seconds import RememberedSeconds
-from graphpipe.planning.settings import PlanSettings, asked
+from graphpipe.planning.settings import AUTO_SPLIT, PlanSettings, asked
 from graphpipe.planning.without_flush import WithoutFlush
 from graphpipe.plans.estimates import period_seconds
 from graphpipe.plans.plan import Plan

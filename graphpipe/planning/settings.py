@@ -1,8 +1,8 @@
 """What a plan is asked for: one declaration for `gp.plan`, `[plan]` of a configuration and the command line."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from pydantic import ConfigDict
 
@@ -10,11 +10,23 @@ from graphpipe.costs import Loads
 from graphpipe.costs.sample_load import parse_loads
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.planners.problem.options import InferenceObjective, Objective, OffloadTo
-from graphpipe.planners.registry import DEFAULT, all_planners
-from graphpipe.planning.choose_schedule import schedule_choices
-from graphpipe.planning.choose_splits import AUTO as AUTO_SPLIT
-from graphpipe.planning.choose_splits import NONE, SplitChoice
 from graphpipe.plans.stage import Predictor, WeightPolicy, check_policy_names
+
+SplitChoice = Literal["none", "auto"] | Sequence[str]
+"""`none`, `auto`, or the names of operators."""
+NO_SPLIT, AUTO_SPLIT = "none", "auto"
+
+
+def _planners() -> Iterable[str]:
+    from graphpipe.planners.registry import all_planners  # Ranks read configurations too, and start without planners.
+
+    return all_planners()
+
+
+def _schedules() -> Iterable[str]:
+    from graphpipe.planning.choose_schedule import schedule_choices
+
+    return schedule_choices()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +41,7 @@ class PlanSettings:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    planner: str = field(default=DEFAULT, metadata={"metavar": "P", "known": all_planners})
+    planner: str = field(default="graphpipe", metadata={"metavar": "P", "known": _planners})
     """Name of the planner. Those of other systems make chains of stages."""
     micro_batch: int | None = field(default=None, metadata={"metavar": "N"})
     """The only micro-batch size to try, in samples. By default all sizes are searched."""
@@ -42,7 +54,7 @@ class PlanSettings:
 
     `throughput` ranks by the busiest device or link of a full pipeline. `latency` ranks by the time from an empty
     pipeline to the last answer of a mini-batch."""
-    schedule: str | None = field(default=None, metadata={"metavar": "S", "known": schedule_choices})
+    schedule: str | None = field(default=None, metadata={"metavar": "S", "known": _schedules})
     """Name of the schedule. `auto` takes the one with the shortest step. It is the default of graphpipe, but for the
     published objective and for devices that share cores. Other defaults are `1f1b`.
 
@@ -56,7 +68,7 @@ class PlanSettings:
 
     Loads are multiples of the sample that the costs were found for. In Python they may be a mapping,
     `{"vision": {1: 0.5, 4: 0.5}}`. Plans are for the expected loads, and fit in memory for the largest."""
-    split: str | Sequence[str] = field(default=NONE, metadata={"metavar": "OPS"})
+    split: str | Sequence[str] = field(default=NO_SPLIT, metadata={"metavar": "OPS"})
     """Operators to split, so that their parts can be in different stages: names with commas in between (`NAME:4`
     splits by outputs in 4 parts, `NAME:rows4` splits an embedding by rows), or `auto` for those whose split shortens
     the step."""
@@ -99,7 +111,7 @@ class PlanSettings:
         """`none`, `auto`, or the names of the operators to split."""
         if not isinstance(self.split, str):
             return self.split
-        return self.split if self.split in (NONE, AUTO_SPLIT) else [name.strip() for name in self.split.split(",")]
+        return self.split if self.split in (NO_SPLIT, AUTO_SPLIT) else [name.strip() for name in self.split.split(",")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -162,7 +162,7 @@ def test_a_loss_that_fails_is_one_sentence(run: Run, config: Path, loss: str, me
     assert ran.code == 4
     assert message in ran.err.splitlines()[-1]
     assert "Traceback" not in ran.err
-    assert ran.err.count("no_such") == ("no_such" in loss)
+    assert ran.err.splitlines()[-1].count("no_such") == ("no_such" in loss)
 
 
 @pytest.mark.usefixtures("forked_ranks")

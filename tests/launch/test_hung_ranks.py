@@ -112,7 +112,7 @@ def no_ranks_are_left(folder: Path) -> bool:
     return still_running(running_processes([int((folder / rank).read_text()) for rank in "01"]), 5) == []
 
 
-LIMIT = 1.0 if FORKS else 5.0
+PATIENCE = 1.0 if FORKS else 5.0
 """Seconds. A plain process takes longer to end than a fork does."""
 REGROUPS: list[Regroup | None] = [None, lambda failure, steps: False]
 
@@ -124,11 +124,11 @@ REGROUPS: list[Regroup | None] = [None, lambda failure, steps: False]
     [
         (
             "stopped at the end",
-            f"rank 1: was stopped (SIGSTOP) for {LIMIT:g} s, so it was killed. All ranks had done their work",
+            f"rank 1: was stopped (SIGSTOP) for {PATIENCE:g} s, so it was killed. All ranks had done their work",
         ),
         (
             "late at the end",
-            f"rank 1: had not ended {LIMIT:g} s after its work was done, so it was killed. All ranks had done",
+            f"rank 1: had not ended {PATIENCE:g} s after its work was done, so it was killed. All ranks had done",
         ),
     ],
 )
@@ -137,7 +137,7 @@ def test_a_rank_that_hangs_while_its_process_ends_does_not_spoil_the_results(
 ) -> None:
     """SIGSTOP reached a rank after all results were written, and the launcher waited without any limit."""
     with pytest.warns(UserWarning, match="its work was done|SIGSTOP") as warned:
-        launch("run_jobs:hang", 2, arguments=[str(tmp_path), how], regroup=regroup, timeout_seconds=LIMIT)
+        launch("run_jobs:hang", 2, arguments=[str(tmp_path), how], regroup=regroup, timeout_seconds=PATIENCE)
     assert [str(each.message).startswith(said) for each in warned] == [True]
     assert no_ranks_are_left(tmp_path)
 

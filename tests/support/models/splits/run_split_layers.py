@@ -16,7 +16,7 @@ import graphpipe as gp
 from graphpipe.graph import split_ops
 from graphpipe.model.capture.capture import capture
 from graphpipe.model.zoo.blocks import Dense
-from graphpipe.planning.choose_splits import SplitChoice
+from graphpipe.planning.settings import SplitChoice
 from graphpipe.plans import Plan
 from graphpipe.run import Pipeline, PipelineOptions
 from graphpipe.run.checkpoint.checkpoints import Checkpoints
