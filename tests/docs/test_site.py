@@ -107,7 +107,7 @@ def test_the_rooms_name_their_neighbours(site: Path) -> None:
     assert neighbours(site, "files", "Imports") == set()
     assert neighbours(site, "graph", "Imports") == {"files"}
     assert neighbours(site, "schedule", "Imports") == {"cluster", "costs", "plans"}
-    assert neighbours(site, "simulator", "Imported by") == {"cli", "planning", "report", "training"}
+    assert neighbours(site, "simulator", "Imported by") == {"cli", "planners", "planning", "report", "training"}
 
 
 def test_the_overview_lists_every_room_below_those_it_imports(site: Path) -> None:
