@@ -131,8 +131,7 @@ def test_a_stage_with_unused_output_does_not_train() -> None:
     found = pipeline.gradients()
     assert found["a.weight"] is not None
     assert found["a.weight"].abs().sum() > 0
-    assert found["c.weight"] is not None
-    assert found["c.weight"].abs().sum() == 0
+    assert found["c.weight"] is None  # as in plain PyTorch, so that AdamW does not decay it
 
 
 class First(nn.Module):
@@ -243,7 +242,7 @@ def test_the_output_is_released_once_the_loss_is_computed() -> None:
 
     def loss(output: Tensor, _: Tensor) -> Tensor:
         outputs.append(weakref.ref(output))
-        return output.sum()
+        return output.sum(1).mean()
 
     for parameter in model.get_submodule("head").parameters():
         parameter.register_hook(lambda _: gone.append(outputs[-1]() is None))

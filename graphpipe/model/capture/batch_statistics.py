@@ -1,6 +1,7 @@
 """Values that mix the samples of a batch: a mean over them, a softmax along them, products of samples with samples.
 
-With micro-batches they would be those of a micro-batch. So what computes them needs the whole mini-batch.
+With micro-batches they would be those of a micro-batch. So what computes them needs the whole mini-batch. Models of
+towers return such values to a loss that gets the whole mini-batch, so they are named and not refused.
 """
 
 import operator
@@ -8,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import fx
 
-from graphpipe.errors import InvalidInput
 from graphpipe.graph import Op
 from graphpipe.model.capture.crossing_values import is_anchor
 from graphpipe.model.capture.module_graph.calls.mixed_samples import mixes
 from graphpipe.model.capture.module_graph.module_graph import stand_in
 from graphpipe.model.capture.reading import Reading
+from graphpipe.user_frames import warn_user
 
 
 def statistic_of(node: fx.Node, readings: Mapping[fx.Node, Reading]) -> str:
@@ -37,18 +38,15 @@ def statistic_of(node: fx.Node, readings: Mapping[fx.Node, Reading]) -> str:
     return mixes(made.target, made.args, given, [returned])
 
 
-def check_statistics(
+def warn_of_statistics(
     ops: Iterable[Op], nodes: Mapping[str, Sequence[fx.Node]], readings: Mapping[fx.Node, Reading]
 ) -> None:
-    """Check that operators which mix samples get the whole mini-batch.
+    """Warn of the first operator that mixes samples and does not get the whole mini-batch.
 
     Args:
         ops: of a graph.
         nodes: of each operator.
         readings: of every node.
-
-    Raises:
-        InvalidInput: an operator does not.
     """
     for op in ops:
         for node in () if op.whole_batch else nodes[op.name]:
@@ -58,9 +56,8 @@ def check_statistics(
                 remedy = f"Give it the whole mini-batch at once (whole_batch=['{where}'])"
                 if not where:
                     remedy = "Move that part into a submodule, and name it in `whole_batch`"
-                raise InvalidInput(
-                    f"the forward of {forward} mixes the samples of a batch ({name}), and a pipeline would compute "
-                    "this for each micro-batch",
-                    where="capture",
-                    remedy=f"{remedy}, or return what it is computed from, and let loss_fn compute it.",
+                warn_user(
+                    f"the forward of {forward} mixes the samples of a batch ({name}), and a pipeline computes this for "
+                    f"each micro-batch. {remedy}, or return what it is computed from, and let loss_fn compute it."
                 )
+                return

@@ -19,13 +19,24 @@ def real_copy(module: nn.Module) -> nn.Module:
 
     Args:
         module: on fake tensors.
+
+    Raises:
+        NotImplementedError: it holds whole numbers, such as a stride, for which ones would be other numbers.
     """
+    numbers = [name for name, buffer in module.named_buffers() if _is_number(name, buffer)]
+    if numbers:
+        raise NotImplementedError(f"the numbers in '{numbers[0]}' may decide about shapes")
     memo: dict[int, Any] = {}
     with outside_tracing():
         for tensor in [*module.parameters(), *module.buffers()]:
             made = _ones(tensor.shape, tensor.stride(), tensor.dtype, number=int(tensor.is_floating_point()))
             memo[id(tensor)] = nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
         return copy.deepcopy(module, memo)
+
+
+def _is_number(name: str, buffer: Tensor) -> bool:
+    # A norm counts its batches, and ids of positions are long rows.
+    return not buffer.is_floating_point() and buffer.numel() == 1 and not name.endswith("num_batches_tracked")
 
 
 def real_ones(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -134,8 +134,8 @@ def test_an_error_in_the_loss_changes_nothing() -> None:
     calls: list[int] = []
 
     def failing(output: Tensor, targets: Tensor) -> Tensor:
-        calls.append(1)
-        if len(calls) == 7:
+        calls.append(1) if output.requires_grad else None  # not those that compare the loss with its parts
+        if len(calls) == 7 and output.requires_grad:
             raise KeyError("of the user")
         return loss_fn(output, targets)
 

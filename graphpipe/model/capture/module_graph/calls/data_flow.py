@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from graphpipe.model.capture.module_graph.calls.mixed_samples import mixes
+from graphpipe.model.capture.module_graph.calls.weight_writes import RENORM
 from graphpipe.model.torch_private import (
     GROUPED_PRODUCT,
     DispatchMode,
@@ -177,7 +178,7 @@ class DataFlow(DispatchMode):
             self.operators.append(func)
         self.random |= is_random(func)
         operands = [each for each in flatten((args, kwargs))[0] if isinstance(each, Tensor)]
-        written = written_arguments(func, args, kwargs)
+        written = [] if func is RENORM else written_arguments(func, args, kwargs)
         results = [each for each in flatten(result)[0] if isinstance(each, Tensor)]
         known = {memory_key(each) for each in operands}
         found = frozenset[int]() if reads_no_values(func) else self.sources(operands)

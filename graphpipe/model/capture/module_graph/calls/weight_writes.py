@@ -3,9 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from graphpipe.model.torch_private import DispatchMode, memory_key, written_arguments
+
+RENORM = torch.ops.aten.embedding_renorm_.default
+"""Shortens the rows of a table that are read (`max_norm`): once or for each micro-batch, they are the same."""
 
 
 class Writes(DispatchMode):
@@ -17,7 +21,8 @@ class Writes(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
-        self._written += written_arguments(func, args, kwargs or {})
+        if func is not RENORM:
+            self._written += written_arguments(func, args, kwargs or {})
         return found
 
     def wrote_into(self, tensor: Tensor) -> bool:
