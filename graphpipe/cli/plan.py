@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from graphpipe.cli.arguments import Subparsers, add_problem, add_verb
 from graphpipe.cli.output import Output
-from graphpipe.cli.problem import check_batch, read_problem
+from graphpipe.cli.problem import read_problem
 from graphpipe.cli.setting_options import add_settings, read_settings
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import to_body
@@ -15,6 +15,7 @@ from graphpipe.planning.by_hand import load_hand_plan
 from graphpipe.planning.hand_plan import hand_plan
 from graphpipe.planning.honoured import check_asked, check_by_hand
 from graphpipe.planning.plan import plan
+from graphpipe.planning.problem import check_batch_size
 from graphpipe.planning.settings import PlanSection, PlanSettings
 from graphpipe.plans import Plan
 from graphpipe.report import summarise, summary_lines
@@ -79,7 +80,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
         Infeasible: no plan fits in memory.
         InvalidInput: an argument cannot be used.
     """
-    check_batch(args.batch)
+    check_batch_size(args.batch, "--batch")
     settings, by_hand = read_settings(args, PlanSettings), None
     if not args.stages:
         check_asked(settings, args.batch)

@@ -12,22 +12,13 @@ from graphpipe.planners.problem.partition import Problem
 from graphpipe.planning.problem import check_batch_size
 
 
-def check_batch(samples: int) -> None:
-    """Check `--batch`.
-
-    Raises:
-        InvalidInput: it has no samples, or too many.
-    """
-    check_batch_size(samples, "--batch")
-
-
 def read_problem(args: argparse.Namespace) -> tuple[Problem, ModelArgument]:
     """Return the planner's problem, and the model of its graph.
 
     Raises:
         InvalidInput: an argument cannot be used.
     """
-    check_batch(args.batch)
+    check_batch_size(args.batch, "--batch")
     cluster = Cluster.resolve(args.cluster)
     costs = CostTable.load(args.costs) if args.costs else None
     model = read_model_argument(args.model, cache_folder() if args.cache else None, args.look_into, args.precision)
