@@ -48,13 +48,13 @@ def add(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check, and show what differs."""
     output = Output(args.json)
-    found, note = _of_config(args, output) if args.model.endswith(".toml") else _of_model(args)
-    output.show(str(found), *([f"note: {note}"] if note else []))
+    result, note = _of_config(args, output) if args.model.endswith(".toml") else _of_model(args)
+    output.show(str(result), *([f"note: {note}"] if note else []))
     output.emit(
-        to_body(found)
-        | {"equal": found.equal, "sentences": [each.sentence for each in found.differences], "where": found.where}
+        to_body(result)
+        | {"equal": result.equal, "sentences": [each.sentence for each in result.differences], "where": result.where}
     )
-    return 0 if found.equal else DIFFERS
+    return 0 if result.equal else DIFFERS
 
 
 def _of_config(args: argparse.Namespace, output: Output) -> "tuple[Equivalence, str]":
@@ -100,15 +100,15 @@ def _of_model(args: argparse.Namespace) -> "tuple[Equivalence, str]":
         model = find_checked_model(args.model)
         cache = cache_folder() if args.cache else None
         if args.plan:
-            found = Plan.load(args.plan)
-            captured = cached_capture_for(model.module, model.example_inputs, found.graph, cache)
+            plan_to_check = Plan.load(args.plan)
+            captured = cached_capture_for(model.module, model.example_inputs, plan_to_check.graph, cache)
         else:
             names = listed(args.look_into)
             captured = cached_capture(model.module, model.example_inputs, cache, split=names, graph=model.graph)
             cluster = Cluster.resolve(args.cluster or "local:4")
             costs = estimate(captured.graph, cluster)
             batch_size = 16 if args.batch is None else args.batch
-            found = plan(
+            plan_to_check = plan(
                 captured.graph,
                 costs,
                 cluster,
@@ -116,6 +116,6 @@ def _of_model(args: argparse.Namespace) -> "tuple[Equivalence, str]":
                 micro_batch=args.micro_batch,
                 schedule=args.schedule,
             )
-    inputs, targets = model.samples(found.batch_size)
+    inputs, targets = model.samples(plan_to_check.batch_size)
     with waiting("checking the plan against plain PyTorch"):
-        return check(found, model.module, model.loss_fn, inputs, targets, captured=captured), model.note
+        return check(plan_to_check, model.module, model.loss_fn, inputs, targets, captured=captured), model.note

@@ -135,13 +135,13 @@ def _progress() -> Progress:
 
 
 def _policies(args: argparse.Namespace) -> list[WeightPolicy]:
-    found = cast("list[WeightPolicy]", [name.strip() for name in args.weights.split(",")])
-    if args.predictor and "predict" not in found:
+    policies = cast("list[WeightPolicy]", [name.strip() for name in args.weights.split(",")])
+    if args.predictor and "predict" not in policies:
         what = f"is '{args.predictor}', but --weights does not name predict"
         raise InvalidInput(what, where="--predictor", remedy="Leave it out, or add predict to --weights.")
-    for name in found:
+    for name in policies:
         check_weights(name, args.predictor if name == "predict" else "")
-    return found
+    return policies
 
 
 def _asked(args: argparse.Namespace, planner: str, weights: WeightPolicy) -> PlanSettings:
@@ -169,18 +169,20 @@ def _notes(asked: Sequence[PlanSettings], followed: Mapping[str, PlanSettings]) 
 
 
 def _search(problem: Problem, settings: Mapping[str, PlanSettings], with_trace: bool, run: str) -> PlannerResult:
-    found = plan(problem.graph, problem.costs, problem.cluster, settings[run], batch_size=problem.batch_size)
-    assert found.prediction is not None
+    compared_plan = plan(problem.graph, problem.costs, problem.cluster, settings[run], batch_size=problem.batch_size)
+    assert compared_plan.prediction is not None
     return PlannerResult(
-        summarise(found, found.prediction), simulate(found) if with_trace else None, found if with_trace else None
+        summarise(compared_plan, compared_plan.prediction),
+        simulate(compared_plan) if with_trace else None,
+        compared_plan if with_trace else None,
     )
 
 
 def _outcome(run: Run, end: End, timeout: float) -> Outcome:
     who: dict[str, Any] = {"planner": run.planner, "weights": run.weights}
     match end:
-        case End("done", PlannerResult() as found):
-            return Outcome(**who, status="ok", summary=found.summary)
+        case End("done", PlannerResult() as planner_result):
+            return Outcome(**who, status="ok", summary=planner_result.summary)
         case End("raised", Infeasible() as error):
             return Outcome(**who, status="infeasible", reason=str(error))
         case End("raised", GraphPipeError() as error):
@@ -194,8 +196,8 @@ def _outcome(run: Run, end: End, timeout: float) -> Outcome:
 
 
 def _row(outcome: Outcome) -> dict[str, Any]:
-    found = (
+    summary = (
         dict.fromkeys(field.name for field in fields(Summary)) if outcome.summary is None else to_body(outcome.summary)
     )
     named = {"planner": outcome.planner, "weights": outcome.weights}
-    return found | named | {"status": outcome.status, "reason": outcome.reason or None}
+    return summary | named | {"status": outcome.status, "reason": outcome.reason or None}

@@ -131,8 +131,8 @@ def _rehearse(plans: dict[str, Plan]) -> tuple[float, dict[str, Rehearsed]]:
         from graphpipe.run.rehearse.scaled_plan import Limits
     limits = Limits(scale=common_scale(list(plans.values())))
     return limits.scale, {
-        name: Rehearsed(found, simulate(found), rehearse_plan(found, limits, steps=STEPS)[1])
-        for name, found in plans.items()
+        name: Rehearsed(each, simulate(each), rehearse_plan(each, limits, steps=STEPS)[1])
+        for name, each in plans.items()
     }
 
 

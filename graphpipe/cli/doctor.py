@@ -79,7 +79,7 @@ def _check_as_rank(args: argparse.Namespace) -> int:
         ranks = check_ranks(world)
         world.leave()
     by_rank = [[from_body(Finding, body, "rank") for body in bodies] for bodies in received]
-    others = [_of_rank(rank, each) for rank, found in enumerate(by_rank) if rank for each in _bad(found)]
+    others = [_of_rank(rank, each) for rank, findings in enumerate(by_rank) if rank for each in _bad(findings)]
     own = [*by_rank[0], *others]
     return _show(Output(args.json), own, ranks) if world.rank == 0 else _code(own, ranks)
 
@@ -90,13 +90,13 @@ def _of_rank(rank: int, finding: Finding) -> Finding:
 
 
 def _show(output: Output, own: Sequence[Finding], ranks: Sequence[Finding]) -> int:
-    found = [*own, *ranks]
-    output.show(findings_table(found))
-    problems, warnings = len(_problems(found)), len(_bad(found)) - len(_problems(found))
+    findings = [*own, *ranks]
+    output.show(findings_table(findings))
+    problems, warnings = len(_problems(findings)), len(_bad(findings)) - len(_problems(findings))
     count = {"problem": problems, "warning": warnings}
     words = [f"{number} {word}{'s' * (number > 1)}" for word, number in count.items() if number]
     output.show(", ".join(words) if words else "all is well")
-    output.emit({"ok": not problems, "findings": [to_body(finding) for finding in found]})
+    output.emit({"ok": not problems, "findings": [to_body(each) for each in findings]})
     return _code(own, ranks)
 
 

@@ -105,16 +105,16 @@ def _import_pipeedge(args: argparse.Namespace, output: Output) -> int:
     from graphpipe.importers.read_pipeedge import read_pipeedge
 
     hosts = None if args.hosts is None else dict(map(_host_count, args.hosts.split(",")))
-    found = read_pipeedge(args.file, model=args.model, hosts=hosts, samples=args.samples)
-    graph, base = found.graph, str(Path(args.output).with_suffix(""))
+    imported = read_pipeedge(args.file, model=args.model, hosts=hosts, samples=args.samples)
+    graph, base = imported.graph, str(Path(args.output).with_suffix(""))
     costs, cluster = f"{base}.costs.json", f"{base}.cluster.toml"
     graph.save(args.output)
-    found.costs.save(costs)
-    write_text(cluster, cluster_text(found.cluster))
+    imported.costs.save(costs)
+    write_text(cluster, cluster_text(imported.cluster))
     output.show(
         f"{args.output}: graph '{graph.name}', {len(graph.ops)} operators, {len(graph.edges)} edges",
-        f"{costs}: seconds on {len(found.cluster.device_types)} device types",
-        f"{cluster}: {len(found.cluster.devices)} devices",
+        f"{costs}: seconds on {len(imported.cluster.device_types)} device types",
+        f"{cluster}: {len(imported.cluster.devices)} devices",
     )
     files = {"file": args.output, "costs_file": costs, "cluster_file": cluster}
     output.emit({"name": graph.name, "operators": len(graph.ops), "edges": len(graph.edges)} | files)

@@ -62,10 +62,10 @@ def read_model_argument(
             raise InvalidInput(what, where="--precision", remedy="Name the model that it was captured from.")
         warn_of_units(graph, word)
         return ModelArgument(graph=graph)
-    if not look_into and precision == "fp32" and (found := find_zoo_graph(word)):
-        assert found.graph.origin is not None
-        graph = replace(found.graph, origin=replace(found.graph.origin, precision=precision))
-        return ModelArgument(graph=graph, backward=found.backward)
+    if not look_into and precision == "fp32" and (in_zoo := find_zoo_graph(word)):
+        assert in_zoo.graph.origin is not None
+        graph = replace(in_zoo.graph, origin=replace(in_zoo.graph.origin, precision=precision))
+        return ModelArgument(graph=graph, backward=in_zoo.backward)
     with waiting(f"capturing {word}"):
         from graphpipe.model.capture_cache.capture_cache import cached_capture
         from graphpipe.training.task.user_function import find_model

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
     cache = cache_folder() if args.cache else None
     with waiting(f"capturing {args.model or args.plan}"):
-        found = read_placed_model(args.model or args.plan, args.plan if is_plan else None, args.batch, cache)
+        placed_model = read_placed_model(args.model or args.plan, args.plan if is_plan else None, args.batch, cache)
     options = PlaceOptions(
         backends=tuple(args.backends.split(",")) if args.backends else (),
         longest=args.longest,
@@ -81,7 +81,9 @@ def run(args: argparse.Namespace) -> int:
         cache=cache / "backends" if cache else None,
     )
     with waiting("measuring patterns"):
-        plan, stages = place(found.plan, found.module, found.inputs, found.captured, options, print_to_stderr)
+        plan, stages = place(
+            placed_model.plan, placed_model.module, placed_model.inputs, placed_model.captured, options, print_to_stderr
+        )
     if args.output:
         plan.save(args.output)
     output.show(*_lines(stages))

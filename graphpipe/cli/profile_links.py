@@ -28,10 +28,10 @@ def run_links(cluster: Cluster, path: str | None, output: Output) -> int:
         measured = measure_as_rank() if under_torchrun() else measure_local_links(len(cluster.devices))
     if measured is None:
         return 0
-    found = with_links(cluster, measured)
+    measured_cluster = with_links(cluster, measured)
     if path is not None:
-        Path(path).write_text(cluster_text(found))
+        Path(path).write_text(cluster_text(measured_cluster))
     output.show(links_table(measured))
-    levels = {level.name: to_body(level.link) for level in found.every_level}
+    levels = {level.name: to_body(level.link) for level in measured_cluster.every_level}
     output.emit({"links": [to_body(each) for each in measured], **levels})
     return 0

@@ -65,15 +65,15 @@ def run(args: argparse.Namespace) -> int:
     output.show(*summary_lines(summary), *(choice_lines(choices) if choices else []))
     if args.timeline:
         output.show(timeline(trace, output.width, plan))
-    found = explain(plan, trace) if args.explain else None
-    if found:
-        output.show(*explanation_lines(found, trace.step_seconds))
+    explanation = explain(plan, trace) if args.explain else None
+    if explanation:
+        output.show(*explanation_lines(explanation, trace.step_seconds))
     body = to_body(summary) | ({"memory_choices": to_body(choices)} if choices else {})
     if args.gradients_apart:
         rounds = place_gradients(plan)
         output.show(gradients_table(rounds), gradients_line(rounds, step_seconds(plan)))
         body["gradients_apart"] = gradients_body(rounds)
-    output.emit(body | ({"explanation": to_body(found)} if found else {}))
+    output.emit(body | ({"explanation": to_body(explanation)} if explanation else {}))
     return 0
 
 
@@ -92,10 +92,10 @@ def read_plan(args: argparse.Namespace) -> Plan:
 
 def _prediction(plan: Plan, trace: Trace, mini_batches: int | None) -> Prediction:
     if plan.costs.loads or plan.weights != "flush" or mini_batches is not None:
-        found = predict(plan)
+        prediction = predict(plan)
         if plan.weights != "flush" or mini_batches is not None:
-            return found
-        return replace(found, bubble_fraction=trace.bubble_fraction, peak_bytes=trace.peak_bytes)
+            return prediction
+        return replace(prediction, bubble_fraction=trace.bubble_fraction, peak_bytes=trace.peak_bytes)
     return Prediction(
         step_seconds=trace.step_seconds, bubble_fraction=trace.bubble_fraction, peak_bytes=trace.peak_bytes
     )

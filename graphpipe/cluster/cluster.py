@@ -155,9 +155,9 @@ class Cluster:
         return LinkLevels.of_pairs(len(self.devices), self._link_between)
 
     def _link_between(self, first: int, second: int) -> Link:
-        found = self.link(first, second)
-        assert found is not None
-        return found
+        link = self.link(first, second)
+        assert link is not None
+        return link
 
     def seconds_per_byte(self, first: int, second: int) -> float:
         """Return the seconds of one byte on the link between two devices, without latency; 0 inside one device."""

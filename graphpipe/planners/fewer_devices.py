@@ -43,12 +43,12 @@ def with_fewer_devices(
         fewer = replace(problem, cluster=problem.cluster.without({device.name for device in devices[-count:]}))
         slower = 1.0 if options.stages_per_device == 1 else _SHARING
         try:
-            found = find(fewer, replace(options, most_seconds=slower * seconds))
+            smaller_plan = find(fewer, replace(options, most_seconds=slower * seconds))
         except Infeasible:  # Too little memory, or every plan is slower.
             continue
-        found = replace(found, cluster=problem.cluster, prediction=None)
-        if (fewer_seconds := options.evaluate(found)) < seconds:
-            best, seconds = found, fewer_seconds
+        smaller_plan = replace(smaller_plan, cluster=problem.cluster, prediction=None)
+        if (fewer_seconds := options.evaluate(smaller_plan)) < seconds:
+            best, seconds = smaller_plan, fewer_seconds
     return best
 
 

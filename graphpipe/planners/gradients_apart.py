@@ -43,12 +43,11 @@ def place_gradients(plan: Plan) -> Rounds:
     if not overlaps(plan.cluster):
         what = "devices share cores, or cannot compute while messages move, so rounds cannot be simulated"
         raise InvalidInput(what, where="cluster", remedy="Choose a cluster whose devices overlap messages.")
-    found = [*_candidates(plan)]
-    fitting = [each for each in found if _lacking(each) <= 0]
+    placements = [*_candidates(plan)]
+    fitting = [each for each in placements if _lacking(each) <= 0]
     if not fitting:
-        what = (
-            f"no placement of the tasks of '{plan.graph.name}' fits: {min(map(_lacking, found)):.0f} bytes are missing"
-        )
+        missing = min(map(_lacking, placements))
+        what = f"no placement of the tasks of '{plan.graph.name}' fits: {missing:.0f} bytes are missing"
         raise Infeasible(what, remedy="Use more devices, devices with more memory, or a smaller micro-batch.")
     seconds, best = inf, fitting[0]
     for rounds in sorted(fitting, key=_busiest_seconds):
@@ -95,39 +94,39 @@ def own_devices(work: LayerTasks, plan: Plan) -> dict[LayerTask, int]:
 
 def longest_first(work: LayerTasks, devices: tuple[int, ...]) -> dict[LayerTask, int]:
     """Return a placement: the longest task first, each on the device where it ends first (Graham, 1969)."""
-    load, found = dict.fromkeys(devices, 0.0), dict[LayerTask, int]()
+    load, placement = dict.fromkeys(devices, 0.0), dict[LayerTask, int]()
     for task in sorted(work.tasks, key=lambda task: -work.mean_seconds(task, devices[0])):
-        found[task] = min(devices, key=lambda device: load[device] + work.mean_seconds(task, device))
-        load[found[task]] += work.mean_seconds(task, found[task])
-    return found
+        placement[task] = min(devices, key=lambda device: load[device] + work.mean_seconds(task, device))
+        load[placement[task]] += work.mean_seconds(task, placement[task])
+    return placement
 
 
 def exchanged(work: LayerTasks, placement: Mapping[LayerTask, int], devices: tuple[int, ...]) -> dict[LayerTask, int]:
     """Return a placement with a lower load: tasks of the busiest device move, or are exchanged, while that helps."""
-    found, load = dict(placement), dict.fromkeys(devices, 0.0)
-    for task, device in found.items():
+    improved, load = dict(placement), dict.fromkeys(devices, 0.0)
+    for task, device in improved.items():
         load[device] += work.mean_seconds(task, device)
     for _ in range(_MOST_CHANGES):
         busiest = max(load, key=load.__getitem__)
-        change = min(_changes(work, found, load, busiest), key=itemgetter(0), default=None)
+        change = min(_changes(work, improved, load, busiest), key=itemgetter(0), default=None)
         if change is None or change[0] >= load[busiest] - _LEAST_GAIN * load[busiest]:
             break
         _, one, other, device = change
         for task, target in ((one, device), (other, busiest)):
             if task is not None:
-                load[found[task]] -= work.mean_seconds(task, found[task])
+                load[improved[task]] -= work.mean_seconds(task, improved[task])
                 load[target] += work.mean_seconds(task, target)
-                found[task] = target
-    return found
+                improved[task] = target
+    return improved
 
 
 def _changes(
-    work: LayerTasks, found: Mapping[LayerTask, int], load: Mapping[int, float], busiest: int
+    work: LayerTasks, placement: Mapping[LayerTask, int], load: Mapping[int, float], busiest: int
 ) -> Iterator[tuple[float, LayerTask, LayerTask | None, int]]:
     # The larger load of the two devices, the task that leaves, the one that comes, and the other device.
-    leaving = [task for task, device in found.items() if device == busiest]
+    leaving = [task for task, device in placement.items() if device == busiest]
     for device in load.keys() - {busiest}:
-        coming = [None, *(task for task, at in found.items() if at == device)]
+        coming = [None, *(task for task, at in placement.items() if at == device)]
         for one in leaving:
             for other in coming:
                 here = load[busiest] - work.mean_seconds(one, busiest) + _seconds(work, other, busiest)

@@ -38,9 +38,9 @@ def with_sequential_stages(problem: Problem, plan: Plan, options: Options) -> Pl
         searches.insert(0, partial(plan_dapple, options=replace(options, micro_batch=sizes.pop())))
     for find in searches:
         try:
-            found = options.under_schedule(find(problem))
+            sequential = options.under_schedule(find(problem))
         except Infeasible:  # Too little memory, or too many downsets.
             continue
-        if (found_seconds := options.evaluate(found)) < seconds:
-            best, seconds = replace(found, planner=plan.planner), found_seconds
+        if (found_seconds := options.evaluate(sequential)) < seconds:
+            best, seconds = replace(sequential, planner=plan.planner), found_seconds
     return best

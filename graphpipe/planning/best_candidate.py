@@ -79,9 +79,9 @@ class BestCandidate:
         try:
             if self.choice in (AUTO, zb_auto.NAME):
                 return self.greedy(plan, limit_seconds)
-            found = _under_rule(self.choice, plan)
+            fitted = _under_rule(self.choice, plan)
             quick = _interleaves(self.choice, plan) and _replica_tasks(plan) > _EXACT_TASKS
-            return interleaved.quick_seconds(found) if quick else self.evaluate(found)
+            return interleaved.quick_seconds(fitted) if quick else self.evaluate(fitted)
         except (Infeasible, InvalidInput):
             return inf
 
@@ -136,15 +136,15 @@ class BestCandidate:
         Unless a plan has few tasks, it is left out if its greedy schedule takes as long as that of an earlier one, or
         much longer than the best searched one.
         """
-        found: list[tuple[float, Plan]] = []
+        timed: list[tuple[float, Plan]] = []
         tried = set[float]()
         for plan in plans:
             greedy = self.greedy(plan)
-            hopeless = found and (greedy in tried or greedy > _GAINED * min(found, key=_seconds)[0])
+            hopeless = timed and (greedy in tried or greedy > _GAINED * min(timed, key=_seconds)[0])
             if not hopeless or task_count(plan) <= _FEW_TASKS:
                 tried |= {greedy} - {inf}
-                found.append(self._evaluated(replace(with_room(plan), schedule=zb_auto.NAME)))
-        return min(found, key=_seconds)
+                timed.append(self._evaluated(replace(with_room(plan), schedule=zb_auto.NAME)))
+        return min(timed, key=_seconds)
 
     def _under_a_rule(self, plans: Sequence[Plan], choice: str, refined: int | None = None) -> Plan:
         """Evaluate the plans under a schedule that a rule makes, and improve the best by small changes.
@@ -186,15 +186,15 @@ class BestCandidate:
         Raises:
             Infeasible: none of them fits.
         """
-        found, refused = list[Plan](), list[Infeasible]()
+        plans_under_choice, refused = list[Plan](), list[Infeasible]()
         for plan in plans:
             try:
-                found.append(fitted_under(_scheduler(choice, plan), plan, self.evaluate))
+                plans_under_choice.append(fitted_under(_scheduler(choice, plan), plan, self.evaluate))
             except Infeasible as error:
                 refused.append(error)
-        if not found:
+        if not plans_under_choice:
             raise refused[0]
-        return min(found, key=self.evaluate)
+        return min(plans_under_choice, key=self.evaluate)
 
     def _improved(self, plan: Plan, evaluate: Callable[[Plan, float], float], *, whole_backwards: bool = False) -> Plan:
         trials = _REFINED_TASKS // task_count(plan) if evaluate is self.greedy else self._trials(plan)
@@ -258,24 +258,24 @@ def _replica_tasks(plan: Plan) -> int:
 
 def _distinct(*groups: Iterable[Plan]) -> list[Plan]:
     """Return the plans that differ in more than their samples in flight, the first of each such group."""
-    found: dict[object, Plan] = {}
+    distinct: dict[object, Plan] = {}
     for plan in chain.from_iterable(groups):
-        found.setdefault(tuple(replace(stage, in_flight=stage.micro_batch) for stage in plan.stages), plan)
-    return list(found.values())
+        distinct.setdefault(tuple(replace(stage, in_flight=stage.micro_batch) for stage in plan.stages), plan)
+    return list(distinct.values())
 
 
 def _worth_improving(plans: Iterable[Plan], most: int = _MORE_REFINED) -> list[Plan]:
     """Return the first few plans that differ in their partition of the operators, more if they have few tasks."""
-    found: dict[frozenset[frozenset[str]], Plan] = {}
+    by_partition: dict[frozenset[frozenset[str]], Plan] = {}
     tasks = 0
     for plan in plans:
-        known = len(found)
-        found.setdefault(frozenset(frozenset(stage.ops) for stage in plan.stages), plan)
-        tasks += task_count(plan) if len(found) > known else 0
+        known = len(by_partition)
+        by_partition.setdefault(frozenset(frozenset(stage.ops) for stage in plan.stages), plan)
+        tasks += task_count(plan) if len(by_partition) > known else 0
         many = tasks > _FEW_TASKS * _MORE_REFINED
-        if len(found) == most or (many and len(found) >= _REFINED):
+        if len(by_partition) == most or (many and len(by_partition) >= _REFINED):
             break
-    different = list(found.values())
+    different = list(by_partition.values())
     return different if tasks <= _FEW_TASKS * len(different) else different[:_REFINED]
 
 

@@ -141,14 +141,14 @@ def _recomputed(stage: HandStage, ops: tuple[str, ...]) -> Recompute:
 
 
 def _expanded(stage: HandStage, ops: tuple[str, ...], field: str, patterns: tuple[str, ...]) -> tuple[str, ...]:
-    found: list[str] = []
+    chosen: list[str] = []
     for pattern in patterns:
         matching = [name for name in ops if fnmatchcase(name, pattern)] if "*" in pattern else [pattern]
         if not matching:
             where = f"stage '{stage.name or ops[0]}', {field}"
             raise InvalidInput(f"'{pattern}' matches no operator of the stage", where=where)
-        found += matching
-    return tuple(dict.fromkeys(found))
+        chosen += matching
+    return tuple(dict.fromkeys(chosen))
 
 
 def _in_order(

@@ -82,10 +82,10 @@ def fitted_under(scheduler: Scheduler, plan: Plan, evaluate: Callable[[Plan], fl
     try:
         return under(scheduler, plan)
     except Infeasible:
-        found = relieved(replace(with_in_flight_of(scheduler, plan), schedule=scheduler.name))
-        if not found:
+        relieved_plans = relieved(replace(with_in_flight_of(scheduler, plan), schedule=scheduler.name))
+        if not relieved_plans:
             raise
-        return min(found, key=evaluate)
+        return min(relieved_plans, key=evaluate)
 
 
 def under(scheduler: Scheduler, plan: Plan) -> Plan:
@@ -96,13 +96,14 @@ def under(scheduler: Scheduler, plan: Plan) -> Plan:
     """
     if scheduler.in_flight is None:
         return replace(with_room(plan) if scheduler.uses_spare_memory else plan, schedule=scheduler.name)
-    found = replace(with_in_flight_of(scheduler, plan), schedule=scheduler.name)
-    for device, spare in spare_bytes(found).items():
+    scheduled = replace(with_in_flight_of(scheduler, plan), schedule=scheduler.name)
+    for device, spare in spare_bytes(scheduled).items():
         if spare < 0:
+            most = max(stage.in_flight for stage in scheduled.stages)
             raise Infeasible(
-                f"schedule '{scheduler.name}' keeps up to {max(stage.in_flight for stage in found.stages)} samples in "
-                f"flight, and device '{plan.cluster.devices[device].name}' is {format_bytes(-spare)} ({-spare:.0f} "
-                "bytes) short of memory for them",
+                f"schedule '{scheduler.name}' keeps up to {most} samples in flight, and device "
+                f"'{plan.cluster.devices[device].name}' is {format_bytes(-spare)} ({-spare:.0f} bytes) short of memory "
+                "for them",
                 remedy="Choose schedule 1f1b, or more devices.",
             )
-    return found
+    return scheduled

@@ -62,17 +62,17 @@ def _best(problem: Problem, find: Callable[[Problem], Plan], seconds: Callable[[
             misses.append(miss)
             problem = candidate if best is None else problem  # the next split may let it fit
             continue
-        found = seconds(plan), plan
-        if best is None or found[0] < best[0]:
-            best, problem = found, candidate
+        timed = seconds(plan), plan
+        if best is None or timed[0] < best[0]:
+            best, problem = timed, candidate
     if best is None:
         return _first_that_fits(problem, find, misses[0])
     return best[1]
 
 
 def _first_that_fits(problem: Problem, find: Callable[[Problem], Plan], miss: Infeasible) -> Plan:
-    found = [each for each in splittable(problem.graph) if each.by != "inputs"]
-    ways = [each for each in found if each.op == found[0].op]  # an embedding by outputs, and then by rows
+    possible = [each for each in splittable(problem.graph) if each.by != "inputs"]
+    ways = [each for each in possible if each.op == possible[0].op]  # an embedding by outputs, and then by rows
     devices = len(problem.cluster.devices)
     for parts in (2**power for power in range(1, devices.bit_length()) if ways):
         split = next((each for each in ways if each.branches[0].stop >= parts), ways[-1])

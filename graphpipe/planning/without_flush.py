@@ -61,12 +61,12 @@ class WithoutFlush:
             # The plan that lacks the fewest bytes is not known, because planners only say that theirs do not fit.
             raise min(refused, key=lambda error: isinstance(error, Infeasible))
         ranked = sorted(plans, key=bottleneck_seconds)[:_TRIED]
-        found: list[tuple[float, Plan]] = []
+        timed: list[tuple[float, Plan]] = []
         for plan in ranked:
-            if not found or bottleneck_seconds(plan) * plan.batch_size < min(found, key=_seconds)[0] * _CLOSE:
-                found.append((self.evaluate(plan), plan))
-        shortest = min(found, key=_seconds)[0]
-        close = [each for each in found if each[0] <= shortest * _CLOSE]
+            if not timed or bottleneck_seconds(plan) * plan.batch_size < min(timed, key=_seconds)[0] * _CLOSE:
+                timed.append((self.evaluate(plan), plan))
+        shortest = min(timed, key=_seconds)[0]
+        close = [each for each in timed if each[0] <= shortest * _CLOSE]
         return min(close, key=lambda each: (max(delays(each[1])), each[0]))[1]
 
     def under(self, plan: Plan) -> Plan:
