@@ -26,7 +26,7 @@ def parser(name: str, main: Callable[..., None]) -> ArgumentParser:
     module = inspect.getmodule(main)
     text = (module and module.__doc__) or ""
     found = ArgumentParser(f"python -m bench {name}", description=text, formatter_class=RawDescriptionHelpFormatter)
-    hints, notes = get_type_hints(main, include_extras=True), _notes(main.__doc__ or "")
+    hints, notes = get_type_hints(main, include_extras=True), _notes(inspect.getdoc(main) or "")
     for key, parameter in inspect.signature(main).parameters.items():
         option = parameter.kind is parameter.KEYWORD_ONLY
         words: dict[str, Any] = _words(hints[key], option=option) | {"default": parameter.default, "help": notes[key]}
@@ -36,7 +36,7 @@ def parser(name: str, main: Callable[..., None]) -> ArgumentParser:
 
 def _notes(text: str) -> dict[str, str]:
     # By parameter. A note may go on in lines that are indented further.
-    lines = re.findall(r"^ {8}(\w+): (.*(?:\n {9,}.*)*)", text, re.MULTILINE)
+    lines = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", text, re.MULTILINE)
     return {name: " ".join(note.split()).replace("%", "%%") for name, note in lines}
 
 

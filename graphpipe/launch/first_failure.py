@@ -58,13 +58,14 @@ def first_failure(
     exits: Sequence[int] = (),
     *,
     hung: Mapping[int, str] = _NONE,
+    swept: Collection[int] = (),
     after_work: bool = False,
 ) -> RankFailed:
     """Return the first failure.
 
     1. A rank that raised an error of its own, or whose process ended by itself.
     2. A rank that lost a peer.
-    3. A rank that was stopped because another had failed.
+    3. A rank that was stopped because another had failed, or killed because another had hung.
 
     A rank that was stopped before any other ended was not stopped by the launcher. It counts as the first.
 
@@ -76,16 +77,20 @@ def first_failure(
         folder: the ranks' status files (see `rank_status`); may be empty.
         exits: the process ids of ranks in the order in which they ended, as far as it is known.
         hung: why ranks were killed because they hung, by rank.
+        swept: ranks that were killed because another had failed.
         after_work: all ranks had done their work before.
     """
     failures = {rank: _with_noted_error(rank, failure, folder) for rank, failure in failures.items()}
     stopped = _stopped_from_outside(failures, exits)
-    guilty = {rank for rank, failure in failures.items() if rank == stopped or _level(rank, failure) == 0}
+    swept = swept if hung else ()
+    guilty = {rank for rank, failure in failures.items() if rank == stopped or _level(rank, failure, swept) == 0}
     if _stalled(failures) and not guilty:
         guilty = {rank for rank in failures if (seen := read_status(folder, rank)) and seen.peer == NO_PEER}
         silent = {rank for rank, failure in failures.items() if _never_began(rank, failure, folder)}
         guilty = guilty or (silent if len(silent) == 1 else set())  # Others may have waited, and have been stopped.
-    order = sorted(failures, key=lambda rank: (rank != stopped, rank not in guilty, *_key(rank, failures[rank]), rank))
+    order = sorted(
+        failures, key=lambda rank: (rank != stopped, rank not in guilty, *_key(rank, failures[rank], swept), rank)
+    )
     rank = order[0]
     failure, seen = failures[rank], read_status(folder, rank)
     silent = _stalled(failures) and rank in guilty and not _recorded(failure)
@@ -136,17 +141,17 @@ def _stopped_from_outside(failures: Mapping[int, ProcessFailure], exits: Sequenc
     return first if stopped else None
 
 
-def _key(rank: int, failure: ProcessFailure) -> tuple[int, int]:
-    return _level(rank, failure), failure.timestamp
+def _key(rank: int, failure: ProcessFailure, swept: Collection[int]) -> tuple[int, int]:
+    return _level(rank, failure, swept), failure.timestamp
 
 
-def _level(rank: int, failure: ProcessFailure) -> int:
+def _level(rank: int, failure: ProcessFailure, swept: Collection[int]) -> int:
     # The error that a rank recorded counts more than how its process ended, because a failed rank may be stopped before
     # it has exited. An error that all ranks raise in a collective call names the rank that caused it.
     if text := _recorded(failure):
         named = _ON_RANK.search(text)
         return int(text.startswith((_LOST, _STALLED)) or (named is not None and int(named[1]) != rank))
-    return 2 if failure.exitcode == -signal.SIGTERM else 0
+    return 2 if failure.exitcode == -signal.SIGTERM or (rank in swept and failure.exitcode == -signal.SIGKILL) else 0
 
 
 def _stalled(failures: Mapping[int, ProcessFailure]) -> bool:

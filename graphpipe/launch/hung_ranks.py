@@ -50,6 +50,8 @@ class HungRanks:
     clock: Callable[[], float] = time.monotonic
     killed: dict[int, str] = field(default_factory=dict[int, str])
     """Why ranks were killed, by the number of their process."""
+    swept: set[int] = field(default_factory=set[int])
+    """Ranks that were killed because another had failed, by the number of their process."""
     _processes: dict[int, dict[int, psutil.Process]] = field(default_factory=dict[int, dict[int, psutil.Process]])
     _missed: set[int] = field(default_factory=set[int])
     """Ranks that ended before their processes were found."""
@@ -132,6 +134,12 @@ class HungRanks:
     def all_done(self, numbers: Collection[int]) -> bool:
         """Return whether these ranks have done their work."""
         return all(self._notes(number).is_done for number in numbers)
+
+    def sweep(self) -> None:
+        """Kill all that still run, because one has failed."""
+        running = self.running()
+        self.swept.update(running)
+        self.kill(running)
 
     def kill(self, numbers: Collection[int]) -> None:
         """Kill processes."""

@@ -50,7 +50,7 @@ def _watch(folder: Path, ranks: HungRanks, over: threading.Event) -> None:
     end = time.monotonic() + GRACE_SECONDS
     while not over.wait(POLL_SECONDS):
         if time.monotonic() > end:
-            ranks.kill(range(ranks.count))
+            ranks.sweep()
 
 
 def _children(folder: Path) -> dict[int, int]:

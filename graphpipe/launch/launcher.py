@@ -117,9 +117,8 @@ def _run_agent(
             elastic_launch(config, command[0])(*command[1:])
         except ChildFailedError as error:
             failures = left_early(ranks, error.failures) | error.failures
-            raise first_failure(
-                failures, logs, exits, hung=ranks.killed, after_work=ranks.all_done(range(nproc))
-            ) from None
+            done = ranks.all_done(range(nproc))
+            raise first_failure(failures, logs, exits, hung=ranks.killed, swept=ranks.swept, after_work=done) from None
     if early := left_early(ranks):
         raise first_failure(early, logs, exits)
 

@@ -127,6 +127,18 @@ def test_failures_that_follow_from_another_are_not_reported_as_its_cause() -> No
     assert str(first_failure({0: lost, 1: stopped})).startswith("rank 1: InvalidInput: is spoiled.")
 
 
+def test_a_rank_that_is_killed_after_another_has_hung_is_not_named() -> None:
+    """Both were stopped, one of them later than the other. The later one was named, as if it lacked memory."""
+    later, hung = (
+        ProcessFailure(local_rank=rank, pid=rank, exitcode=-signal.SIGKILL, error_file="") for rank in range(2)
+    )
+    assert first_failure({0: later, 1: hung}, hung={1: "was stopped (SIGSTOP) for 1 s"}, swept={0}).rank == 1
+    assert first_failure({0: later, 1: hung}, hung={1: "did nothing for 1 s"}).rank == 0
+    stalled = ProcessFailure(local_rank=2, pid=2, exitcode=1, error_file="")
+    stalled.error_file_data = {"message": {"message": "PeerStalled: another rank did not answer", "extraInfo": {}}}
+    assert first_failure({0: later, 2: stalled}, swept={0}).rank == 0
+
+
 def test_a_rank_that_cannot_write_its_error_on_a_full_disk_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
