@@ -41,11 +41,13 @@ def theirs(
     runner = _SCHEDULES[schedule](stage, micro_batches, loss_fn=loss)
     optimizer = adamw([*module.parameters()])
 
+    contiguous = [each.contiguous() for each in inputs]  # torch 2.11 refuses other strides
+
     def step() -> float | None:
         optimizer.zero_grad()
         losses: list[Tensor] = []
         if rank == 0:
-            runner.step(*inputs, return_outputs=False)
+            runner.step(*contiguous, return_outputs=False)
         elif rank == size - 1:
             runner.step(target=targets, losses=losses, return_outputs=False)
         else:

@@ -70,9 +70,15 @@ def watched_tensors() -> Generator[None]:
 
 def _apply(function: Any, *args: Any, **kwargs: Any) -> Any:
     use = _USE.get()
-    if use is not None and torch.is_grad_enabled() and not function.__module__.startswith("torch._"):
+    if use is not None and torch.is_grad_enabled() and not _is_private_of_torch(function):
         use.own_backward(function.__name__)
     return super(FunctionCalls, function).apply(*args, **kwargs)
+
+
+def _is_private_of_torch(function: Any) -> bool:
+    # Such as the one that keeps the inputs of a checkpoint that is not reentrant, up to torch 2.12.
+    package, *parts = (*function.__module__.split("."), function.__name__)
+    return package == "torch" and any(part.startswith("_") for part in parts)
 
 
 def _hooking(name: str, register: Callable[..., Any]) -> Callable[..., Any]:
