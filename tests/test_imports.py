@@ -58,7 +58,7 @@ ROOMS = (
     ),
     *("planners/lower_bound", "planning"),
     *("profiler", "profiler/placement", "importers", "exporters"),
-    *("run/device", "run/comm", "run/faults", "run/weights", "run/versions"),
+    *("run/device", "run/meeting", "run/comm", "run/faults", "run/weights", "run/versions"),
     *("run/stage", "run/worker", "run/step", "run/segments", "run"),
     *("run/checkpoint", "run/rehearse", "run/inference"),
     *("equivalence/steps", "equivalence"),

@@ -20,8 +20,8 @@ from graphpipe.graph import Graph
 from graphpipe.plans import Plan
 from graphpipe.run.checkpoint.manifest import FileEntry, Manifest, TensorEntry
 from graphpipe.run.checkpoint.safetensors_files import read_tensors
-from graphpipe.run.comm.host_address import INTERFACE, bind_gloo_to_route_of, interface_of
-from graphpipe.run.comm.rendezvous_store import bound_store
+from graphpipe.run.meeting.host_address import INTERFACE, bind_gloo_to_route_of, interface_of
+from graphpipe.run.meeting.rendezvous_store import bound_store
 from graphpipe.trace import Trace
 from graphpipe.training.config.from_toml import read_config
 from graphpipe.training.config.settings import RunSettings, TrainConfig

@@ -27,8 +27,8 @@ from graphpipe.launch.parent_watch import hold_launcher_lock
 from graphpipe.launch.rank_processes import SHUTDOWN_SECONDS
 from graphpipe.launch.run_regrouping import Regroup, run_regrouping
 from graphpipe.model.torch_private import shut_down_within
-from graphpipe.run.comm.rendezvous_store import LOOPBACK, loopback_interface
 from graphpipe.run.faults.rank_status import STATUS_FOLDER, read_statuses
+from graphpipe.run.meeting.rendezvous_store import LOOPBACK, loopback_interface
 from graphpipe.user_frames import warn_user
 from graphpipe.waiting import waiting
 

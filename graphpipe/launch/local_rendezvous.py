@@ -2,7 +2,7 @@
 
 Torch's own rendezvous handlers unpickle what they find in their store. One that listens at a port would run the code of
 whoever connects first. This handler opens no port and reads nothing. The ranks meet in a store of their own, which rank
-0 hosts (see `run.comm.rendezvous_store`).
+0 hosts (see `run.meeting.rendezvous_store`).
 """
 
 import socket
@@ -18,7 +18,7 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
-from graphpipe.run.comm.rendezvous_store import LOOPBACK
+from graphpipe.run.meeting.rendezvous_store import LOOPBACK
 
 BACKEND = "graphpipe"
 """The name under which torch finds this handler. Its endpoint is the address and port where the ranks meet."""

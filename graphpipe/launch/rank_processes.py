@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from graphpipe.run.comm.rendezvous_store import LOOPBACK
+from graphpipe.run.meeting.rendezvous_store import LOOPBACK
 
 SHUTDOWN_SECONDS = 2
 """How long a rank may take to end after SIGTERM. It has nothing left to do then."""

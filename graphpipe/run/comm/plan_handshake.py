@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.run.comm.rank_placement import RankPlacement
-from graphpipe.run.comm.reachability import Reachability
 from graphpipe.run.comm.world import World
+from graphpipe.run.meeting.reachability import Reachability
 
 _REMEDIES = {
     "plan": "Give every rank the same plan file.",

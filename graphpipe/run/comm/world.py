@@ -2,25 +2,25 @@
 
 import json
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
-from types import TracebackType
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from graphpipe.devices.cpu import CPU
 from graphpipe.devices.device_kind import DeviceKind
-from graphpipe.devices.registry import all_device_kinds, default_kind, kind_of
-from graphpipe.errors import GraphPipeError, InvalidInput, PeerLost, PeerStalled
-from graphpipe.run.comm.host_address import bind_gloo_to_route_of
-from graphpipe.run.comm.reachability import Reachability
-from graphpipe.run.comm.rendezvous_store import bound_store, is_address
+from graphpipe.devices.registry import kind_of
+from graphpipe.errors import InvalidInput, PeerLost, PeerStalled
+from graphpipe.run.meeting.choose_device import choose_device
+from graphpipe.run.meeting.host_address import bind_gloo_to_route_of
+from graphpipe.run.meeting.peer_loss import Waiting, translate_loss
+from graphpipe.run.meeting.reachability import Reachability
+from graphpipe.run.meeting.rendezvous_store import bound_store, is_address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class World:
     """Host and stages of every rank, to describe a rank that is lost."""
     reach: Reachability = field(default_factory=Reachability)
     """Finds the hosts that are lost."""
-    waits: dict[int, "Waiting"] = field(default_factory=dict[int, "Waiting"])
+    waits: dict[int, Waiting] = field(default_factory=dict[int, Waiting])
     """The contexts that `waiting_for` returns, by rank."""
 
     @property
@@ -206,19 +206,19 @@ def join(device: torch.device | str | None, timeout_seconds: float, alone: bool 
     """Join the world that torchrun's environment describes, or that the caller has initialised.
 
     Args:
-        device: where to compute; None is the accelerator with the number LOCAL_RANK, such as `cuda:0`, or else the CPU.
+        device: where to compute; None is this rank's accelerator, or else the CPU (see `choose_device`).
         timeout_seconds: how long to wait for a peer that neither answers nor dies.
         alone: be a world of one rank, whatever was started or initialised.
 
     Raises:
-        InvalidInput: the environment is incomplete, or its port cannot be used.
+        InvalidInput: the environment is incomplete, its port cannot be used, or this machine is not set up for it.
         PeerLost, PeerStalled: a peer did not come.
     """
-    place = _choose_device(device)
     timeout = timedelta(seconds=timeout_seconds)
     ready = dist.is_available() and dist.is_initialized()
-    size = dist.get_world_size() if ready else int(os.environ.get("WORLD_SIZE", "1"))
-    if alone or size == 1:
+    size = 1 if alone else dist.get_world_size() if ready else int(os.environ.get("WORLD_SIZE", "1"))
+    place = choose_device(device, size)
+    if size == 1:
         return World(rank=0, size=1, device=place, timeout=timeout)
     if not ready:
         _initialise(kind_of(place).backend, size, timeout)
@@ -232,27 +232,6 @@ def join(device: torch.device | str | None, timeout_seconds: float, alone: bool 
 def _new_group(ranks: list[int], timeout: timedelta, backend: str) -> dist.ProcessGroup:
     with translate_loss("another rank"):
         return cast(dist.ProcessGroup, dist.new_group(ranks, timeout=timeout, backend=backend))
-
-
-def _choose_device(device: torch.device | str | None) -> torch.device:
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    try:
-        place = torch.device(device if device is not None else default_kind().name)
-    except RuntimeError:
-        *names, last = sorted(all_device_kinds())
-        remedy = f"Write {', '.join([*names, last])} or {last}:0."
-        raise InvalidInput(f"'{device}' is no device", remedy=remedy) from None
-    kind = all_device_kinds().get(place.type, CPU)
-    if kind.on_host:
-        return place
-    place = place if ":" in str(place) else torch.device(kind.name, local)
-    if place.index >= kind.count():
-        raise InvalidInput(
-            f"this rank would compute on {place}, the machine has {kind.count()} {kind.name.upper()} devices",
-            remedy="Start fewer processes per machine, or pass device='cpu'.",
-        )
-    kind.select(place)
-    return place
 
 
 def _initialise(backend: str, size: int, timeout: timedelta) -> None:
@@ -285,42 +264,4 @@ def _initialise(backend: str, size: int, timeout: timedelta) -> None:
         ) from None
 
 
-def _nothing() -> str:
-    return ""
-
-
-def translate_loss(peer: str, about: Callable[[], str] = _nothing) -> "Waiting":
-    """Return a context that turns torch.distributed's errors about a lost peer into PeerLost or PeerStalled.
-
-    Args:
-        peer: the rank that is waited for, as the subject of the message.
-        about: returns the end of the message; called once the peer is lost.
-    """
-    return Waiting(peer, about)
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """See `translate_loss`. A class, because it is entered for every message and a generator is slower."""
-
-    peer: str
-    about: Callable[[], str]
-
-    def __enter__(self) -> None:
-        """Begin to wait."""
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Translate an error of torch."""
-        if not isinstance(error, RuntimeError) or isinstance(error, GraphPipeError):
-            return
-        text = str(error).lower()
-        if "timed out" in text or "timeout" in text:
-            what = f"{self.peer} did not answer within the time limit{self.about()}"
-            raise PeerStalled(what, remedy=_LOOK) from error
-        if any(sign in text for sign in _SIGNS_OF_LOSS):
-            raise PeerLost(f"{self.peer} died or closed its connection{self.about()}", remedy=_LOOK) from error
-
-
 _WORLDS = count()
-_LOOK = "Look at that rank's own message: it came first."
-_SIGNS_OF_LOSS = ("connection", "broken pipe", "remote process", "socket", "peer")

@@ -22,8 +22,8 @@ from graphpipe.devices.cpu import CPU
 from graphpipe.errors import GraphPipeError, InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.run.comm.rank_placement import RankPlacement
-from graphpipe.run.comm.rendezvous_store import loopback_interface
 from graphpipe.run.comm.world import join
+from graphpipe.run.meeting.rendezvous_store import loopback_interface
 from graphpipe.run.rehearse.emulated_replica import SecondsByTask, emulated_specs, emulated_worker, sleep
 from graphpipe.run.stage.mini_batch import MiniBatch
 from graphpipe.run.step.build_worker import open_groups

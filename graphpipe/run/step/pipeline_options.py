@@ -47,7 +47,7 @@ class PipelineOptions:
     seed: int = 0
     """With step, stage, micro-batch and replica it determines all random numbers, wherever a stage runs."""
     device: torch.device | str | None = None
-    """Where this rank computes. None is the accelerator with the number LOCAL_RANK (`cuda:0`), or else the CPU."""
+    """Where this rank computes. None is the accelerator that its launcher gives it (`cuda:0`), or else the CPU."""
     alone: bool = False
     """This process plays all devices of the plan, also if it was started as one of several ranks."""
     check_finite: bool = True

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from graphpipe.run.comm.world import translate_loss
+from graphpipe.run.meeting.peer_loss import translate_loss
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from graphpipe.errors import PeerStalled
-from graphpipe.run.comm.host_address import own_address
-from graphpipe.run.comm.reachability import Place, Reachability
-from graphpipe.run.comm.world import translate_loss
+from graphpipe.run.meeting.host_address import own_address
+from graphpipe.run.meeting.peer_loss import translate_loss
+from graphpipe.run.meeting.reachability import Place, Reachability
 
 GONE, GONE_TOO = ("192.0.2.1", 9), ("192.0.2.2", 9)
 
@@ -61,7 +61,7 @@ def test_one_rank_of_a_host_listens_at_the_rendezvous_address(
     rank: str, listens: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "graphpipe.run.comm.reachability.ip_address", lambda address: SimpleNamespace(is_loopback=False)
+        "graphpipe.run.meeting.reachability.ip_address", lambda address: SimpleNamespace(is_loopback=False)
     )
     monkeypatch.setenv("LOCAL_RANK", rank)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")

@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
-from graphpipe.run.comm.host_address import own_address
+from graphpipe.run.meeting.host_address import own_address
+from graphpipe.torchrun import local_rank
 
 CONNECT_SECONDS = 2.0
 _KNOCKS = 1024
@@ -38,7 +39,7 @@ class Reachability:
         address = own_address(os.environ.get("MASTER_ADDR", "localhost"))
         if not address or ip_address(address).is_loopback:
             return Reachability()
-        if os.environ.get("LOCAL_RANK") != "0":
+        if local_rank() != 0:
             return Reachability(address)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         return Reachability(address, socket.create_server((address, 0), family=family, backlog=_KNOCKS))
