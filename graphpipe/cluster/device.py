@@ -68,6 +68,11 @@ class DeviceType:
     host_bandwidth_bytes_per_second: float = HOST_BANDWIDTH
     """Between the device and the memory of its node, in each direction, while all devices of the node copy."""
 
+    @property
+    def is_processor(self) -> bool:
+        """Whether it is a process on the cores of its node: its name is `cpu`, or begins so."""
+        return self.name.lower().startswith("cpu")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:

@@ -103,6 +103,11 @@ def preset_forms() -> list[str]:
     return ["local:4", *(f"{name}:2x4" for name in _MACHINES)]
 
 
+def accelerator_types() -> frozenset[str]:
+    """Return the types of device of the presets, as part of the names that such devices give themselves."""
+    return frozenset(machine.device.name for machine in _MACHINES.values())
+
+
 def _sizes(spec: str, size: str, pattern: str, form: str) -> list[int]:
     match = re.fullmatch(pattern, size)
     if match is None:

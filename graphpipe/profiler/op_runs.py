@@ -75,6 +75,7 @@ def op_runs(
     cluster: Cluster,
     values: dict[str, Tensor],
     criterion: Criterion | None = None,
+    device: torch.device | None = None,
 ) -> Iterator[OpRun]:
     """Yield the run of every operator, in topological order.
 
@@ -86,13 +87,18 @@ def op_runs(
         captured: the capture of it.
         cluster: any; all stages are placed on its first device.
         values: the model's inputs, by name.
-        criterion: if given, the loss is part of the operator that computes the model's output.
+        criterion: if given, the loss is part of the operator that computes the model's output. Its targets must be
+            where the operators run.
+        device: where the operators run. None: where the model is.
     """
     graph = captured.graph
+    values = {name: value.to(device) for name, value in values.items()} if device is not None else values
     programs = build_stages(model, _one_op_per_stage(graph, cluster), captured)
     reads = [_reads(program) for program in programs]
     for position, (name, original) in enumerate(zip(graph.order, programs, strict=True)):
         program = original.replicate()  # the user's parameters, gradients and buffers stay untouched
+        if device is not None:
+            program.module.to(device)
         inputs = {value: values[value] for value in reads[position]}
         yield _run(graph, name, program, inputs, criterion, captured.precision)
         with torch.no_grad(), autocast_context(captured.precision, _device(inputs)):

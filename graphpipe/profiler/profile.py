@@ -27,6 +27,7 @@ from graphpipe.profiler.known_costs import KnownCosts
 from graphpipe.profiler.op_memory import temporaries
 from graphpipe.profiler.op_runs import Criterion, OpRun, op_runs
 from graphpipe.profiler.profile_ops import one_pass, profile_ops
+from graphpipe.profiler.profiled_device import profiled_device
 from graphpipe.profiler.step_overheads import profile_optimizer, profile_task_overhead
 from graphpipe.waiting import waiting
 
@@ -53,10 +54,11 @@ def profile(
 ) -> CostTable:
     """Return costs measured on this machine, with as many threads as each rank of the cluster will have.
 
-    If each rank has one core or less, copies of this process compute at the same time, one for each other rank.
+    Operators run on the device that the cluster names (see `profiled_device`), wherever the model is. If each rank has
+    one core or less, copies of this process compute at the same time, one for each other rank.
 
     Parameters, gradients, buffers, modes and random state of the model do not change. It runs in its present mode
-    (train or eval), on its present device, and in the precision that its graph was captured for.
+    (train or eval), and in the precision that its graph was captured for.
 
     Args:
         model: a module with real weights.
@@ -74,10 +76,10 @@ def profile(
             operator is measured.
 
     Raises:
-        InvalidInput: a model on the meta device, a cluster of several device types, batch sizes that are not
-            positive integers, or inputs that do not fit the model.
+        InvalidInput: a model on the meta device, a cluster of several device types or of one that this machine does not
+            have, batch sizes that are not positive integers, or inputs that do not fit the model.
     """
-    device_type = _only_type(cluster)
+    device_type, device = cluster.devices[0].type, profiled_device(cluster)
     _check(model, batch_sizes)
     if captured is None:
         with waiting("capturing the model"):
@@ -85,23 +87,22 @@ def profile(
     graph = captured.graph
     inputs = name_inputs([entry.name for entry in graph.inputs], example_inputs)
     values = {name: _repeat_rows(tensor, max(batch_sizes)) for name, tensor in inputs.items()}
-    criterion = None if loss_fn is None else Criterion(loss_fn, _repeat_all(targets, max(batch_sizes)))
+    criterion = None if loss_fn is None else Criterion(loss_fn, _repeat_all(targets, max(batch_sizes), device))
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    with _threads_of_a_rank(cluster) as threads, torch.random.fork_rng():
-        effort = effort or _effort(trainable, threads)
+    with _threads_of_a_rank(cluster) as threads, _random_state_kept(device):
+        effort = effort or _effort(device, threads)
         sizes = sorted(set(batch_sizes))
-        copies = _copies(cluster, threads, trainable)
-        devices = sorted({str(parameter.device) for parameter in trainable})
+        copies = _copies(cluster, threads, device)
+        devices = [str(device), kind_of(device).describe(device)]
         precision = [] if captured.precision == "fp32" else [captured.precision]
         known = KnownCosts(cache, [device_type, sizes, threads, copies, devices, effort.amounts, *precision], loss_fn)
 
         def runs() -> Iterable[OpRun]:
-            return op_runs(model, captured, cluster, values, criterion)
+            return op_runs(model, captured, cluster, values, criterion, device)
 
         def work_of_a_copy(between: Callable[[], object]) -> None:
             profile_ops(runs(), device_type, sizes, replace(effort, between=between))
 
-        device = next((parameter.device for parameter in trainable), torch.device("cpu"))
         empty = empty_run(max(sizes), device, captured.precision)
         memory: dict[str, Temporaries] = {}
         samples: list[OpRun] = []
@@ -120,7 +121,7 @@ def profile(
                 on_progress=lambda done: advance(done / len(graph.ops)),
             )
             after_operators = replace(effort, between=lambda: one_pass(samples, max(sizes), effort))
-            step = profile_optimizer(trainable, optimizer, after_operators)
+            step = profile_optimizer(trainable, optimizer, after_operators, device)
             overhead = profile_task_overhead(empty, after_operators)
     rows = tuple(replace(row, temporaries=memory[row.op]) for row in rows)
     known.keep(rows)
@@ -156,17 +157,6 @@ def _with_memory(
         yield run
 
 
-def _only_type(cluster: Cluster) -> str:
-    types = {device.type for device in cluster.devices}
-    if len(types) > 1:
-        names = ", ".join(sorted(types))
-        raise InvalidInput(
-            f"cluster '{cluster.name}' has devices of types {names}, but a machine can measure only one",
-            remedy="Profile on a cluster of one type, or estimate the costs.",
-        )
-    return types.pop()
-
-
 def _check(model: nn.Module, batch_sizes: Sequence[int]) -> None:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.is_meta:
@@ -184,7 +174,7 @@ def _repeat_rows(tensor: Tensor, samples: int) -> Tensor:
     return tensor.detach()[rows]
 
 
-def _repeat_all(targets: object, samples: int) -> Any:
+def _repeat_all(targets: object, samples: int, device: torch.device) -> Any:
     leaves, spec = flatten(targets)
     for leaf in leaves:
         if not isinstance(leaf, Tensor) or not leaf.ndim:
@@ -192,7 +182,18 @@ def _repeat_all(targets: object, samples: int) -> Any:
                 f"hold a {type(leaf).__name__}, must be tensors whose first dimension is the samples",
                 where="profile, targets",
             )
-    return unflatten([_repeat_rows(leaf, samples) for leaf in leaves], spec)
+    return unflatten([_repeat_rows(leaf, samples).to(device) for leaf in leaves], spec)
+
+
+@contextmanager
+def _random_state_kept(device: torch.device) -> Generator[None]:
+    # Without `devices`, torch forks the generators of all GPUs, and warns of it.
+    kind = kind_of(device)
+    own = kind.random_state(device)
+    with torch.random.fork_rng(devices=[]):
+        yield
+    if own is not None:
+        kind.set_random_state(device, own)
 
 
 @contextmanager
@@ -214,21 +215,17 @@ def _cores(cluster: Cluster) -> int:
     return cluster.cores_per_node or os.cpu_count() or 1
 
 
-def _copies(cluster: Cluster, threads: int, parameters: Sequence[Tensor]) -> int:
+def _copies(cluster: Cluster, threads: int, device: torch.device) -> int:
     # A copy of this process has neither torch's threads nor the accelerator.
-    if cluster.cores_per_node is None or threads > 1 or _on_accelerator(parameters):
+    if cluster.cores_per_node is None or threads > 1 or not kind_of(device).on_host:
         return 0
     return min(_ranks(cluster), MOST_PROCESSES_PER_CORE * _cores(cluster)) - 1
 
 
-def _on_accelerator(parameters: Sequence[Tensor]) -> bool:
-    return not all(kind_of(parameter.device).on_host for parameter in parameters)
-
-
-def _effort(parameters: Sequence[Tensor], threads: int) -> Effort:
+def _effort(device: torch.device, threads: int) -> Effort:
     # The processor time of one thread does not include waiting for other processes. Several threads, or an accelerator,
     # can only be timed by the wall clock.
-    if _on_accelerator(parameters):
+    if not kind_of(device).on_host:
         return Effort()
     evicting = torch.zeros(_EVICTING_BYTES, dtype=torch.uint8)
     return Effort(

@@ -24,15 +24,18 @@ class OptimizerCost:
 
 
 def profile_optimizer(
-    parameters: Sequence[Tensor], optimizer: Callable[[list[Tensor]], torch.optim.Optimizer], effort: Effort
+    parameters: Sequence[Tensor],
+    optimizer: Callable[[list[Tensor]], torch.optim.Optimizer],
+    effort: Effort,
+    device: torch.device | None = None,
 ) -> OptimizerCost:
-    """Return the measured cost of optimizer steps on copies of these parameters.
+    """Return the measured cost of optimizer steps on copies of these parameters on a device (None: their own).
 
     The norm of the gradients is timed with the step, because the runtime looks at it to see whether they are finite.
     If `effort.between` runs operators, both have left the caches before each measurement, as in training. For a large
     model, only the first parameters up to 256 MiB are measured.
     """
-    copies = [nn.Parameter(torch.zeros_like(parameter)) for parameter in _first(parameters)]
+    copies = [nn.Parameter(torch.zeros_like(parameter, device=device)) for parameter in _first(parameters)]
     if not copies:
         return OptimizerCost(seconds_per_parameter_byte=0.0, state_bytes_per_parameter_byte=2.0)
     for copy in copies:
