@@ -72,6 +72,9 @@ def first_failure(
     If every rank only waited until the time limit, the cause is the rank that did not react to SIGTERM and had to be
     killed, or otherwise the rank that was not waiting for any other, or that had not even begun.
 
+    NCCL's watchdog ends a process with SIGABRT, without an error, if another rank does not answer. So ranks that ended
+    in this way have lost a peer, unless one of them is alone and nothing says that it waited.
+
     Args:
         failures: by rank.
         folder: the ranks' status files (see `rank_status`); may be empty.
@@ -82,21 +85,23 @@ def first_failure(
     """
     failures = {rank: _with_noted_error(rank, failure, folder) for rank, failure in failures.items()}
     stopped = _stopped_from_outside(failures, exits)
-    swept = swept if hung else ()
-    guilty = {rank for rank, failure in failures.items() if rank == stopped or _level(rank, failure, swept) == 0}
-    if _stalled(failures) and not guilty:
-        guilty = {rank for rank in failures if (seen := read_status(folder, rank)) and seen.peer == NO_PEER}
-        silent = {rank for rank, failure in failures.items() if _never_began(rank, failure, folder)}
-        guilty = guilty or (silent if len(silent) == 1 else set())  # Others may have waited, and have been stopped.
+    aborted = _aborted_by_watchdog(failures, folder)
+    after = [rank for rank in swept if hung and rank in failures and _is_killed(failures[rank])]
+    levels = {rank: _level(rank, failure) for rank, failure in failures.items()}
+    levels |= dict.fromkeys(aborted, 1) | dict.fromkeys(after, 2)
+    guilty = {rank for rank in failures if rank == stopped or levels[rank] == 0}
+    limit_passed = bool(aborted) or _stalled(failures)
+    if limit_passed and not guilty:
+        guilty = _silent(failures, aborted, folder)
     order = sorted(
-        failures, key=lambda rank: (rank != stopped, rank not in guilty, *_key(rank, failures[rank], swept), rank)
+        failures, key=lambda rank: (rank != stopped, rank not in guilty, levels[rank], failures[rank].timestamp, rank)
     )
     rank = order[0]
     failure, seen = failures[rank], read_status(folder, rank)
-    silent = _stalled(failures) and rank in guilty and not _recorded(failure)
+    silent = limit_passed and rank in guilty and not _recorded(failure) and _ended_after(rank, aborted, failures, exits)
     return RankFailed(
         rank,
-        hung.get(rank) or (_describe_silence(failure) if silent else _describe(failure)),
+        hung.get(rank) or (_describe_silence(failure) if silent else _describe(failure, aborted=rank in aborted)),
         kind=_recorded(failure).partition(":")[0],
         host=str(seen) if seen else "",
         seen=seen.seconds if seen else time.monotonic(),
@@ -141,17 +146,57 @@ def _stopped_from_outside(failures: Mapping[int, ProcessFailure], exits: Sequenc
     return first if stopped else None
 
 
-def _key(rank: int, failure: ProcessFailure, swept: Collection[int]) -> tuple[int, int]:
-    return _level(rank, failure, swept), failure.timestamp
+def _aborted_by_watchdog(failures: Mapping[int, ProcessFailure], folder: str | Path) -> set[int]:
+    aborted = {rank for rank, failure in failures.items() if _is_aborted(failure)}
+    others = failures.keys() - aborted
+    if len(aborted) > 1 or any(_level(rank, failures[rank]) == 0 for rank in others):
+        return aborted
+    # One rank alone may have aborted by itself. It has not if it waited, and another one did not.
+    waited = all(_waits(rank, folder) for rank in aborted)
+    return aborted if waited and not all(_waits(rank, folder) for rank in others) else set()
 
 
-def _level(rank: int, failure: ProcessFailure, swept: Collection[int]) -> int:
+def _is_aborted(failure: ProcessFailure) -> bool:
+    return failure.exitcode == -signal.SIGABRT and not _recorded(failure)
+
+
+def _is_killed(failure: ProcessFailure) -> bool:
+    return failure.exitcode == -signal.SIGKILL and not _recorded(failure)
+
+
+def _waits(rank: int, folder: str | Path) -> bool:
+    seen = read_status(folder, rank)
+    return seen is not None and seen.peer != NO_PEER
+
+
+def _silent(failures: Mapping[int, ProcessFailure], aborted: Collection[int], folder: str | Path) -> set[int]:
+    # Which rank the others have waited for, if every rank was stopped or gave up.
+    others = [rank for rank in failures if rank not in aborted]
+    waiting_for_none = {rank for rank in others if read_status(folder, rank) and not _waits(rank, folder)}
+    if waiting_for_none:
+        return waiting_for_none
+    never_began = {rank for rank in others if _never_began(rank, failures[rank], folder)}
+    if len(never_began) == 1:  # Others may have waited, and have been stopped.
+        return never_began
+    return {*others} if len(others) == 1 else set()
+
+
+def _ended_after(
+    rank: int, aborted: Collection[int], failures: Mapping[int, ProcessFailure], exits: Sequence[int]
+) -> bool:
+    # A rank that died before others gave up was not silent.
+    place = {pid: position for position, pid in enumerate(exits)}
+    before = [place.get(failures[other].pid, -1) for other in aborted]
+    return not before or place.get(failures[rank].pid, -1) > min(before)
+
+
+def _level(rank: int, failure: ProcessFailure) -> int:
     # The error that a rank recorded counts more than how its process ended, because a failed rank may be stopped before
     # it has exited. An error that all ranks raise in a collective call names the rank that caused it.
     if text := _recorded(failure):
         named = _ON_RANK.search(text)
         return int(text.startswith((_LOST, _STALLED)) or (named is not None and int(named[1]) != rank))
-    return 2 if failure.exitcode == -signal.SIGTERM or (rank in swept and failure.exitcode == -signal.SIGKILL) else 0
+    return 2 if failure.exitcode == -signal.SIGTERM else 0
 
 
 def _stalled(failures: Mapping[int, ProcessFailure]) -> bool:
@@ -163,10 +208,12 @@ def _describe_silence(failure: ProcessFailure) -> str:
     return f"did not answer the other ranks within the time limit{killed}"
 
 
-def _describe(failure: ProcessFailure) -> str:
+def _describe(failure: ProcessFailure, *, aborted: bool = False) -> str:
     if text := _recorded(failure):
         place = _place(failure)
         return f"{text.rstrip('.')} ({place})" if place else text.rstrip(".")
+    if aborted:
+        return "was aborted (SIGABRT), because it had waited for another rank longer than the time limit"
     if failure.exitcode < 0:
         hint = " (out of memory, perhaps)" if failure.exitcode == -signal.SIGKILL else ""
         return f"was killed by {failure.signal_name()}{hint}"

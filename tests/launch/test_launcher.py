@@ -139,6 +139,50 @@ def test_a_rank_that_is_killed_after_another_has_hung_is_not_named() -> None:
     assert first_failure({0: later, 2: stalled}, swept={0}).rank == 0
 
 
+ABORT, KILL, STOP = -signal.SIGABRT, -signal.SIGKILL, -signal.SIGTERM
+
+
+def ended(codes: dict[int, int]) -> dict[int, ProcessFailure]:
+    return {
+        rank: ProcessFailure(local_rank=rank, pid=100 + rank, exitcode=c, error_file="") for rank, c in codes.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("codes", "exits", "failed", "what"),
+    [
+        ({0: ABORT, 1: ABORT, 2: KILL, 3: ABORT}, (0, 3, 1, 2), (2,), "and did not react to SIGTERM, so it was killed"),
+        ({0: ABORT, 1: ABORT, 2: STOP, 3: ABORT}, (0, 3, 1, 2), (2,), "did not answer the other ranks within the time"),
+        ({0: ABORT, 1: ABORT, 2: KILL, 3: ABORT}, (2, 0, 3, 1), (2,), "was killed by SIGKILL (out of memory, perhaps)"),
+        ({0: ABORT, 1: ABORT, 2: 3, 3: ABORT}, (2, 0, 3, 1), (2,), "exited with code 3"),
+        ({0: ABORT, 1: STOP}, (0, 1), (0,), "was killed by SIGABRT"),
+    ],
+)
+def test_ranks_that_nccls_watchdog_aborted_are_not_blamed(
+    codes: dict[int, int], exits: tuple[int, ...], failed: tuple[int, ...], what: str, tmp_path: Path
+) -> None:
+    """Rank 2 hung, the watchdogs of ranks 0, 1 and 3 ended them with SIGABRT, and an elastic run lost four devices."""
+    found = first_failure(ended(codes), tmp_path, [100 + rank for rank in exits])
+    assert (found.rank, *found.failed) == (
+        failed[0],
+        *(rank for rank in failed if codes[rank] < 0 or rank == found.rank),
+    )
+    assert what in found.what
+
+
+def test_the_status_of_two_ranks_tells_which_one_the_watchdog_aborted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(STATUS_FOLDER, str(tmp_path))
+    StatusWriter(0, ["left", "right"]).write("receive", 0, 1, peer=1)
+    StatusWriter(1, ["left", "right"]).write("forward", 1, 1)
+    found = first_failure(ended({0: ABORT, 1: STOP}), tmp_path, [100, 101])
+    assert (found.failed, found.what) == ((1,), "did not answer the other ranks within the time limit")
+    found = first_failure(ended({0: ABORT, 1: ABORT}), tmp_path, [100, 101])
+    assert found.what == "was aborted (SIGABRT), because it had waited for another rank longer than the time limit"
+    assert found.failed == (0,)
+
+
 def test_a_rank_that_cannot_write_its_error_on_a_full_disk_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
