@@ -157,14 +157,15 @@ def test_the_check_finds_lines_that_are_not_printed(body: str, holds: bool) -> N
 
 
 def slurm_starts(folder: Path, *words: str) -> tuple[list[str], str]:
-    """Return what the script starts on three nodes, and the value of TORCH_DISABLE_SHARE_RDZV_TCP_STORE."""
+    """Return what the script starts on three nodes, and TORCH_DISABLE_SHARE_RDZV_TCP_STORE and OMP_NUM_THREADS."""
     for name, body in {
         "scontrol": "printf 'n1\\nn2\\nn3\\n'",
-        "srun": 'echo "$TORCH_DISABLE_SHARE_RDZV_TCP_STORE"; echo "$@"',
+        "srun": 'echo "$TORCH_DISABLE_SHARE_RDZV_TCP_STORE $OMP_NUM_THREADS"; echo "$@"',
     }.items():
         (folder / name).write_text(f"#!/bin/sh\n{body}\n")
         (folder / name).chmod(0o755)
     given = {"SLURM_NNODES": "3", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_GPUS_ON_NODE": "4", "SLURM_JOB_ID": "77"}
+    given |= {"SLURM_CPUS_PER_TASK": "32"}
     environment = {"PATH": f"{folder}:{os.environ['PATH']}", **given}
     script = ROOT / "examples" / "slurm" / "train.sbatch"
     command = ["bash", str(script), *words]
@@ -174,9 +175,11 @@ def slurm_starts(folder: Path, *words: str) -> tuple[list[str], str]:
 
 
 def test_the_slurm_script_starts_torchrun(tmp_path: Path) -> None:
+    """srun has not inherited --cpus-per-task since Slurm 22.05, so an agent and its ranks shared one core."""
     meeting = "--rdzv-backend c10d --rdzv-id 77 --rdzv-endpoint n1:29500 -m graphpipe train t.toml"
     first = "torchrun --nnodes 3 --nproc-per-node 4 --max-restarts 0"
-    assert slurm_starts(tmp_path, "t.toml") == (f"{first} {meeting}".split(), "1")
+    assert slurm_starts(tmp_path, "t.toml") == (f"--cpus-per-task=32 {first} {meeting}".split(), "1 8")
     # The script used to refuse --elastic, because the ranks would have shared the agents' store.
     first = "--no-kill --kill-on-bad-exit=0 torchrun --nnodes 1:3 --nproc-per-node 4 --max-restarts 10"
-    assert slurm_starts(tmp_path, "t.toml", "--elastic") == (f"{first} {meeting} --elastic".split(), "1")
+    elastic = f"--cpus-per-task=32 {first} {meeting} --elastic"
+    assert slurm_starts(tmp_path, "t.toml", "--elastic") == (elastic.split(), "1 8")
