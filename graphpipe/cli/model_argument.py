@@ -39,7 +39,12 @@ def listed(names: str | None) -> tuple[str, ...]:
 
 
 def read_model_argument(
-    word: str, cache: Path | None = None, look_into: str = "", precision: Precision = "fp32"
+    word: str,
+    cache: Path | None = None,
+    look_into: str = "",
+    precision: Precision = "fp32",
+    *,
+    fused_attention: bool = False,
 ) -> ModelArgument:
     """Read a graph from a file or from the package, or make a model and capture it.
 
@@ -48,6 +53,7 @@ def read_model_argument(
         cache: the folder of the cache. None: captures are neither read nor kept.
         look_into: the submodules to look into, with commas in between. Empty: those of the default.
         precision: of the forwards in training.
+        fused_attention: as for `capture`, if the model is captured here.
 
     Raises:
         InvalidInput: there is no such model (the message names the nearest one), or it cannot be read or captured.
@@ -72,5 +78,13 @@ def read_model_argument(
 
         model = find_model(word)
         inputs, names = model.example_inputs, listed(look_into)
-        captured = cached_capture(model.module, inputs, cache, split=names, precision=precision, graph=model.graph)
+        captured = cached_capture(
+            model.module,
+            inputs,
+            cache,
+            split=names,
+            precision=precision,
+            graph=model.graph,
+            fused_attention=fused_attention,
+        )
     return ModelArgument(graph=captured.graph, module=model.module, captured=captured)

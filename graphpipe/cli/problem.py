@@ -21,7 +21,8 @@ def read_problem(args: argparse.Namespace) -> tuple[Problem, ModelArgument]:
     check_batch_size(args.batch, "--batch")
     cluster = Cluster.resolve(args.cluster)
     costs = CostTable.load(args.costs) if args.costs else None
-    model = read_model_argument(args.model, cache_folder() if args.cache else None, args.look_into, args.precision)
+    cache, fused = cache_folder() if args.cache else None, not cluster.on_processors
+    model = read_model_argument(args.model, cache, args.look_into, args.precision, fused_attention=fused)
     graph = model.graph
     if costs:
         warn_of_units(CostModel(graph, costs, cluster), args.costs)

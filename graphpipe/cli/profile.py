@@ -61,7 +61,15 @@ def run(args: argparse.Namespace) -> int:
         model = find_model(args.model)
         module, inputs = model.module, model.example_inputs
         cache, names = cache_folder() if args.cache else None, listed(args.look_into)
-        captured = cached_capture(module, inputs, cache, split=names, precision=args.precision, graph=model.graph)
+        captured = cached_capture(
+            module,
+            inputs,
+            cache,
+            split=names,
+            precision=args.precision,
+            graph=model.graph,
+            fused_attention=not cluster.on_processors,
+        )
     start = time.perf_counter()
     costs = profile(module, inputs, cluster, captured=captured, batch_sizes=samples, cache=cache)
     seconds = time.perf_counter() - start

@@ -107,6 +107,12 @@ class Cluster:
         links = (*(level.link for level in self.every_level), *(pair.link for pair in self.pair_links))
         return any(link.processor_seconds or link.processor_seconds_per_byte for link in links)
 
+    @property
+    def on_processors(self) -> bool:
+        """Whether all devices are processes on the cores of their nodes."""
+        used = {device.type for device in self.devices}
+        return all(each.is_processor for each in self.device_types if each.name in used)
+
     def link(self, first: int, second: int) -> Link | None:
         """Return the link between two devices (positions in `devices`); None inside one device."""
         if first == second:

@@ -1,9 +1,9 @@
 """The values that a graph consists of: operators, edges, shared parameters and inputs."""
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 from graphpipe.graph.op_split import OpSplit
 
@@ -167,3 +167,12 @@ class Origin:
     precision: Precision | None = None
     """The precision of the forwards whose bytes the graph counts. None, as in files of earlier versions: the dtypes of
     the model are counted, and a run may have any precision."""
+    fused_attention: bool = False
+    """Whether attention with dropout is counted as one kernel, as GPUs compute it. A CPU makes the weights of all pairs
+    of tokens, and keeps them for the backward."""
+
+    @model_serializer(mode="wrap")
+    def _body(self, body_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Other graphs have the body that they had before GPUs were told from CPUs.
+        body: dict[str, Any] = body_of(self)
+        return body if self.fused_attention else {key: value for key, value in body.items() if key != "fused_attention"}

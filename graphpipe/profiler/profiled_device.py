@@ -33,7 +33,7 @@ def profiled_device(cluster: Cluster) -> torch.device:
         InvalidInput: it has several types, or this machine does not have that one.
     """
     name, kind = _only_type(cluster), usable_accelerator()
-    if all(each.is_processor for each in cluster.device_types if each.name == name):
+    if cluster.on_processors:
         return torch.device("cpu")
     if kind is None:
         if cluster.cores_per_node is None or name in accelerator_types():

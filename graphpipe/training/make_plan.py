@@ -52,7 +52,13 @@ def make_plan(config: TrainConfig, task: Task, cluster: Cluster, tell: Callable[
         precision = config.train.precision
         cache, given = _cache(config), task.graph
         captured = cached_capture(
-            task.module, task.example_inputs, cache, split=names, precision=precision, graph=given
+            task.module,
+            task.example_inputs,
+            cache,
+            split=names,
+            precision=precision,
+            graph=given,
+            fused_attention=not cluster.on_processors,
         )
     costs = _costs(config, task, captured, cluster, tell)
     planned = plan_with_costs(config, captured.graph, costs, cluster)

@@ -185,7 +185,7 @@ def _options(
 ) -> PipelineOptions:
     return PipelineOptions(
         lr_scheduler=schedule,
-        device="cpu" if _on_processors(plan) else None,
+        device="cpu" if plan.cluster.on_processors else None,
         captured=load_capture(folder.capture, plan.graph),
         engine=config.train.engine,
         shard_optimizer=config.train.shard_optimizer,
@@ -198,11 +198,6 @@ def _options(
         position=lambda: str(reader.position),
         rollback=False,  # a segment that fails ends the run, which continues from its checkpoint
     )
-
-
-def _on_processors(plan: Plan) -> bool:
-    used = {plan.cluster.devices[device].type for device in plan.used_devices}
-    return all(each.is_processor for each in plan.cluster.device_types if each.name in used)
 
 
 @contextmanager

@@ -25,6 +25,8 @@ class MeasuredModel:
     """The model, or a fake copy."""
     parameter_names: Mapping[int, str]
     """Fully qualified names by identity of the parameter; a tied parameter has its first name."""
+    fused_attention: bool
+    """Whether attention with dropout was counted as one kernel."""
 
     def parameters(self, node: fx.Node) -> list[nn.Parameter]:
         """Return the parameters that a node itself reads."""

@@ -22,6 +22,7 @@ from graphpipe.model.capture.build_ops import (
 from graphpipe.model.capture.changed_weights import check_changes
 from graphpipe.model.capture.crossing_values import CrossingValues, crossing_values
 from graphpipe.model.capture.fuse_tiny import fuse_tiny
+from graphpipe.model.capture.fused_attention import FusedAttention, is_fused
 from graphpipe.model.capture.groups import Groups
 from graphpipe.model.capture.join_uncuttable import join_output, join_uncuttable, stateful
 from graphpipe.model.capture.module_graph.failures import CannotExpress, ExportFailed, cannot_trace
@@ -88,6 +89,7 @@ def capture(
     outputs: Sequence[str] = (),
     precision: Precision = "fp32",
     forms: Mapping[str, Form] | None = None,
+    fused_attention: bool | None = None,
 ) -> Graph:
     """Return the operator graph of a module: calls of its submodules, joined by the glue in between.
 
@@ -110,6 +112,8 @@ def capture(
         precision: of the forwards in training. With `bf16` or `fp16`, the graph counts what autocast saves and sends.
         forms: of inputs that the forward does not take with samples in front (see `input_forms`). The example and
             every mini-batch have samples in front.
+        fused_attention: count attention with dropout as the one kernel that GPUs run. None: if this process can use a
+            GPU, or the model is on one or on the meta device.
 
     Raises:
         InvalidInput: unusable inputs, an unknown submodule or output, or a forward that cannot be traced (and why).
@@ -124,6 +128,7 @@ def capture(
         outputs=tuple(outputs),
         precision=precision,
         forms=tuple((forms or {}).items()),
+        fused_attention=is_fused(module) if fused_attention is None else fused_attention,
     )
     return capture_nodes(module, example_inputs, origin).graph
 
@@ -189,7 +194,7 @@ def _capture_by(
     method: Method, module: nn.Module, inputs: tuple[Input, ...], origin: Origin, compare_modes: bool
 ) -> Captured:
     traced, origin = trace(module, inputs, replace(origin, method=method), compare_modes=compare_modes)
-    captured = capture_measured(module, inputs, origin, measure(traced, inputs, origin.precision))
+    captured = capture_measured(module, inputs, origin, measure(traced, inputs, origin))
     warn_of_statistics(captured.graph.ops, captured.nodes, captured.readings)
     return captured
 
@@ -216,23 +221,23 @@ def trace(
     return Traced(mode, fake, module_graph), origin
 
 
-def measure(traced: Traced, inputs: tuple[Input, ...], precision: Precision | None = None) -> MeasuredModel:
+def measure(traced: Traced, inputs: tuple[Input, ...], origin: Origin) -> MeasuredModel:
     """Return a traced module with the shapes and the work of its nodes.
 
     Args:
         traced: the module's graph.
         inputs: of that graph.
-        precision: of the forwards.
+        origin: says in which precision forwards run, and how attention is computed.
 
     Raises:
         InvalidInput: a forward cannot run on fake tensors.
     """
-    graph = traced.module_graph.graph
+    graph, attention = traced.module_graph.graph, FusedAttention() if origin.fused_attention else None
     with traced.mode, quiet_export(), without_caches(traced.fake):
-        readings = _readings(traced, inputs, precision)
+        readings = _readings(traced, inputs, origin.precision, attention)
         values = crossing_values(graph, readings)
         if put_samples_in_front(graph, join_uncuttable(graph, values, stateful(traced.fake)), values, readings):
-            readings = _readings(traced, inputs, precision)
+            readings = _readings(traced, inputs, origin.precision, attention)
             values = crossing_values(graph, readings)
     return MeasuredModel(
         module_graph=traced.module_graph,
@@ -240,6 +245,7 @@ def measure(traced: Traced, inputs: tuple[Input, ...], precision: Precision | No
         readings=readings,
         module=traced.fake,
         parameter_names=tensor_names(traced.fake),
+        fused_attention=attention is not None and attention.changes,
     )
 
 
@@ -255,6 +261,7 @@ def capture_measured(module: nn.Module, inputs: tuple[Input, ...], origin: Origi
     Raises:
         InvalidInput: `whole_batch` names something that is neither a submodule nor an operator.
     """
+    origin = replace(origin, fused_attention=measured.fused_attention)  # Models without dropout are the same anywhere.
     whole_batch = tuple(dict.fromkeys([*_declared_whole_batch(module), *origin.whole_batch]))
     submodules = {name for name in whole_batch if name in dict(measured.module.named_modules())}
     groups = join_uncuttable(measured.module_graph.graph, measured.values, stateful(measured.module))
@@ -307,9 +314,11 @@ def _captured(
     )
 
 
-def _readings(traced: Traced, inputs: tuple[Input, ...], precision: Precision | None) -> Mapping[fx.Node, Reading]:
+def _readings(
+    traced: Traced, inputs: tuple[Input, ...], precision: Precision | None, attention: FusedAttention | None
+) -> Mapping[fx.Node, Reading]:
     try:
-        return propagate_shapes(traced.module_graph, traced.fake, inputs, precision)
+        return propagate_shapes(traced.module_graph, traced.fake, inputs, precision, attention)
     except InvalidInput:
         raise
     except Exception as error:

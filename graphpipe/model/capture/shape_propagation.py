@@ -35,7 +35,11 @@ from graphpipe.model.torch_private import (
 
 
 def propagate_shapes(
-    module_graph: ModuleGraph, fake: nn.Module, inputs: tuple[Input, ...], precision: Precision | None = None
+    module_graph: ModuleGraph,
+    fake: nn.Module,
+    inputs: tuple[Input, ...],
+    precision: Precision | None = None,
+    attention: AbstractContextManager[object] | None = None,
 ) -> dict[fx.Node, Reading]:
     """Return a reading of every node; must be called in a fake mode.
 
@@ -44,12 +48,16 @@ def propagate_shapes(
         fake: the module on fake tensors, which are on the CPU: autocast chooses dtypes as it does there.
         inputs: of the model.
         precision: of the forwards.
+        attention: in which attention is computed; None as on the CPU.
 
     Raises:
         Exception: any error of a submodule on fake tensors.
     """
     structures = Structures(fake)
-    few, many = (_decided_run(module_graph, fake, blank(inputs, samples), structures, precision) for samples in SAMPLES)
+    with attention or nullcontext():
+        few, many = (
+            _decided_run(module_graph, fake, blank(inputs, samples), structures, precision) for samples in SAMPLES
+        )
     for node, reading in many.items():
         if not all(map(_is_known, (*(few[node].shape or ()), *(reading.shape or ())))):
             reading.grows = True

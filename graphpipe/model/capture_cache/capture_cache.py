@@ -38,6 +38,7 @@ def cached_capture(
     split: Sequence[str] = (),
     precision: Precision = "fp32",
     graph: Graph | None = None,
+    fused_attention: bool = False,
 ) -> Captured:
     """Return the capture of a model, from the cache if it is there; otherwise capture the model and keep the capture.
 
@@ -47,7 +48,9 @@ def cached_capture(
         folder: the cache (see `cache_folder`). None: the model is captured, and nothing is kept.
         split: as for `capture`.
         precision: as for `capture`.
-        graph: that the user captured from the module. Its options hold, and the arguments must agree with them.
+        graph: that the user captured from the module. Its options hold, and the arguments must agree with them, except
+            for `fused_attention`.
+        fused_attention: as for `capture`.
 
     Raises:
         InvalidInput: as `capture`, or the arguments differ from the options of the graph.
@@ -55,7 +58,7 @@ def cached_capture(
     if graph is not None:
         _check_options(graph, split, precision)
         return cached_capture_for(module, example_inputs, graph, folder)
-    origin = Origin(method="auto", split=tuple(split), precision=precision)
+    origin = Origin(method="auto", split=tuple(split), precision=precision, fused_attention=fused_attention)
     entry = _entry(module, example_inputs, folder, origin)
     if entry and (known := read_entry(entry)):
         warn_of_unregistered_layers(module)
@@ -76,13 +79,14 @@ def cached_capture_for(module: nn.Module, example_inputs: Inputs, graph: Graph, 
         InvalidInput: as `capture_for`.
     """
     made = graph.origin or Origin(method="auto")
-    origin = Origin(method="auto", split=made.split, precision=made.precision or "fp32")
-    entry = _entry(module, example_inputs, folder, origin)
-    if entry and (known := read_entry(entry)):
-        with suppress(InvalidInput):  # a split that this model does not allow, as `capture_for` explains
-            known = split_like(known, graph)
-            if known.graph.fingerprint == graph.fingerprint:
-                return known
+    for fused in (made.fused_attention, True):  # Most graphs are the same with and without it.
+        origin = Origin(method="auto", split=made.split, precision=made.precision or "fp32", fused_attention=fused)
+        entry = _entry(module, example_inputs, folder, origin)
+        if entry and (known := read_entry(entry)):
+            with suppress(InvalidInput):  # a split that this model does not allow, as `capture_for` explains
+                known = split_like(known, graph)
+                if known.graph.fingerprint == graph.fingerprint:
+                    return known
     return capture_for(module, graph)
 
 

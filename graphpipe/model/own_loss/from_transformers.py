@@ -13,6 +13,7 @@ from graphpipe.graph import Graph, Input, Origin, Precision
 from graphpipe.model.autocast import check_precision
 from graphpipe.model.capture.batch_statistics import statistic_of
 from graphpipe.model.capture.capture import Captured, Traced, capture_measured, measure, trace
+from graphpipe.model.capture.fused_attention import is_fused
 from graphpipe.model.capture.module_graph.failures import ExportFailed
 from graphpipe.model.capture.module_graph.opaque_modules import EVERY
 from graphpipe.model.hidden.refused_modules import check_not_compiled
@@ -93,6 +94,7 @@ def from_transformers(
     split: Sequence[str] = (),
     opaque: Sequence[str] = (),
     precision: Precision = "fp32",
+    fused_attention: bool | None = None,
 ) -> TransformersModel:
     """Return a model of Hugging Face `transformers`, captured for planning: nothing is computed or downloaded.
 
@@ -112,6 +114,7 @@ def from_transformers(
         split: layers to look into, as in `capture`. `*` looks into all of them.
         opaque: further submodules to keep whole, as in `capture`.
         precision: of the forwards in training, as in `capture`.
+        fused_attention: as in `capture`.
 
     Raises:
         InvalidInput: `transformers` is not installed, the model cannot be traced, or its loss is not known to be exact
@@ -136,6 +139,7 @@ def from_transformers(
         arguments=tuple(arguments.items()),
         precision=precision,
         forms=tuple(processed.forms.items()),
+        fused_attention=is_fused(model) if fused_attention is None else fused_attention,
     )
     inputs = {name: each for name, each in tensors.items() if name not in labels}
     loss, traced, same = None, None, False
@@ -237,7 +241,7 @@ def _captured(
     # The model is traced once. It is grouped twice if operators need the whole mini-batch.
     if traced is None:
         traced, origin = trace(model, inputs, origin, compare_modes=compare_modes)
-    measured = measure(traced, inputs, origin.precision)
+    measured = measure(traced, inputs, origin)
     captured = capture_measured(model, inputs, origin, measured)
     comparing = [
         op.name
