@@ -300,6 +300,9 @@ def _check(cluster: Cluster) -> None:
             "host_bandwidth_bytes_per_second",
         ):
             _positive(getattr(kind, field), f"{where}, device type '{kind.name}', {field}")
+        for field in ("bf16_peak_flops_per_second", "fp16_peak_flops_per_second"):
+            if (peak := getattr(kind, field)) is not None:
+                _positive(peak, f"{where}, device type '{kind.name}', {field}")
         for field in ("launch_seconds", "half_peak_flops"):
             check_not_negative(getattr(kind, field), f"{where}, device type '{kind.name}', {field}")
     if cluster.cores_per_node is not None:

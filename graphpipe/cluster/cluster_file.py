@@ -23,7 +23,9 @@ bandwidth = "200 Gb/s"
 
 [device_types.v100]
 memory = "16 GB"
-peak = "15.7 TFLOP/s"
+peak = "15.7 TFLOP/s"               # of matrix products in fp32, without TensorFloat-32 unless you allow it
+peak_bf16 = "15.7 TFLOP/s"          # optional: of matrix products in bf16 (default: as in fp32)
+peak_fp16 = "125 TFLOP/s"           # optional: of matrix products in fp16 (default: as in fp32)
 memory_bandwidth = "765 GB/s"
 launch = "5 us"                     # optional: fixed cost of one kernel (default 5 us)
 half_peak_flops = 1e9               # optional: FLOPs of a kernel at half of the peak (default: 64 us at peak)
@@ -72,6 +74,10 @@ _KEYS = (
     *("intra_node", "inter_node", "levels", "device_types", "nodes", "pair_links"),
 )
 _LINK_KEYS = ("latency", "bandwidth", "processor", "processor_bandwidth")
+_TYPE_KEYS = (
+    *("memory", "peak", "peak_bf16", "peak_fp16", "memory_bandwidth"),
+    *("launch", "half_peak_flops", "host_bandwidth"),
+)
 HALF_PEAK_SECONDS = 64e-6
 """Time at peak of a kernel that reaches half of the peak. Assumed, as in the presets, if the file does not give
 `half_peak_flops`."""
@@ -142,7 +148,7 @@ def _latency_and_bandwidth(section: Section) -> Link:
 
 
 def _device_type(name: str, section: Section) -> DeviceType:
-    section.only("memory", "peak", "memory_bandwidth", "launch", "half_peak_flops", "host_bandwidth")
+    section.only(*_TYPE_KEYS)
     peak = section.quantity("peak", parse_flops)
     return DeviceType(
         name=name,
@@ -152,7 +158,13 @@ def _device_type(name: str, section: Section) -> DeviceType:
         launch_seconds=section.quantity("launch", parse_seconds, default=LAUNCH_SECONDS, zero=True),
         half_peak_flops=section.quantity("half_peak_flops", _plain, default=peak * HALF_PEAK_SECONDS, zero=True),
         host_bandwidth_bytes_per_second=section.quantity("host_bandwidth", parse_rate, default=HOST_BANDWIDTH),
+        bf16_peak_flops_per_second=_optional_peak(section, "peak_bf16"),
+        fp16_peak_flops_per_second=_optional_peak(section, "peak_fp16"),
     )
+
+
+def _optional_peak(section: Section, key: str) -> float | None:
+    return section.quantity(key, parse_flops) if key in section.table else None
 
 
 def _plain(value: str | float, where: str) -> float:

@@ -63,6 +63,10 @@ def _link(link: Link) -> Iterator[str]:
 def _type(kind: DeviceType) -> Iterator[str]:
     yield f"memory = {kind.memory_bytes!r}"
     yield f"peak = {kind.peak_flops_per_second!r}"
+    if kind.bf16_peak_flops_per_second is not None:
+        yield f"peak_bf16 = {kind.bf16_peak_flops_per_second!r}"
+    if kind.fp16_peak_flops_per_second is not None:
+        yield f"peak_fp16 = {kind.fp16_peak_flops_per_second!r}"
     yield f"memory_bandwidth = {kind.memory_bytes_per_second!r}"
     yield f"launch = {kind.launch_seconds!r}"
     yield f"half_peak_flops = {kind.half_peak_flops!r}"

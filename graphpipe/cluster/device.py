@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +60,7 @@ class DeviceType:
     name: str
     memory_bytes: float
     peak_flops_per_second: float
+    """Of matrix products in fp32, as torch computes them by default: without TensorFloat-32."""
     memory_bytes_per_second: float
     launch_seconds: float
     """Fixed cost of one kernel."""
@@ -67,6 +68,25 @@ class DeviceType:
     """Size in FLOPs of a kernel that reaches half of the peak. Larger kernels come closer to the peak."""
     host_bandwidth_bytes_per_second: float = HOST_BANDWIDTH
     """Between the device and the memory of its node, in each direction, while all devices of the node copy."""
+    bf16_peak_flops_per_second: float | None = None
+    """Of matrix products in bf16. None: the same as in fp32, because the device does not have units for them."""
+    fp16_peak_flops_per_second: float | None = None
+    """Of matrix products in fp16. None: the same as in fp32."""
+
+    @model_serializer(mode="wrap")
+    def _body(self, body_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A type without peaks of other precisions has the body that it had before there were any.
+        body: dict[str, Any] = body_of(self)
+        return {field: value for field, value in body.items() if value is not None}
+
+    def peak(self, precision: str | None) -> float:
+        """Return the FLOPs per second of matrix products at the peak.
+
+        Args:
+            precision: of the forwards: `fp32`, `bf16` or `fp16`; None is fp32.
+        """
+        given = {"bf16": self.bf16_peak_flops_per_second, "fp16": self.fp16_peak_flops_per_second}
+        return given.get(precision or "fp32") or self.peak_flops_per_second
 
     @property
     def is_processor(self) -> bool:

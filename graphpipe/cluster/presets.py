@@ -21,20 +21,25 @@ class _Machine:
     host_memory_bytes: float
 
 
-# Peak and memory size are the vendors' figures (FP32 on V100, dense TF32 on A100 and H100). Bandwidths are about 0.85
+# Peaks and memory sizes are those of NVIDIA's data sheets for the SXM modules, dense, without sparsity:
+#     V100 (DS-08463-001 to -003, and the V100 whitepaper WP-08608)    fp32 15.7    fp16 125 TFLOP/s, no units for bf16
+#     A100 80GB (data sheet of June 2021, and whitepaper)              fp32 19.5    fp16 and bf16 312    (TF32 156)
+#     H100 SXM5 (data sheet of 2023, halved where it counts sparsity)  fp32 67      fp16 and bf16 989    (TF32 495)
+# fp32 is torch's default, which does not round products to TensorFloat-32. Bandwidths are about 0.85
 # of the nominal ones, which is what copy benchmarks reach. The nominal bandwidths of memory are 900, 2039 and 3350
 # GB/s, of NVLink (per direction between two devices) 50 (two bricks on Summit), 300 and 450 GB/s, and of the network
 # (per device) 100, 200 and 400 Gb/s. To the memory of its node a device has 50 (two bricks on Summit), 16 and 32 GB/s
 # per direction (on the DGX machines two devices share 16 lanes of PCIe 4 or 5). Latencies and launch times are common
 # figures for NCCL and CUDA. half_peak_flops is an assumption about matrix products: a V100 reaches two thirds of its
 # peak with 1024 x 1024 x 1024 (2.1 GFLOP), and faster devices need products larger in the same proportion (64 us at
-# peak). These figures were not fitted to the published results of any planner.
+# peak, in every precision). These figures were not fitted to the published results of any planner.
 _MACHINES = {
     "summit": _Machine(
         device=DeviceType(
             name="v100",
             memory_bytes=16e9,
             peak_flops_per_second=15.7e12,
+            fp16_peak_flops_per_second=125e12,
             memory_bytes_per_second=765e9,
             launch_seconds=5e-6,
             half_peak_flops=1e9,
@@ -48,10 +53,12 @@ _MACHINES = {
         device=DeviceType(
             name="a100",
             memory_bytes=80e9,
-            peak_flops_per_second=156e12,
+            peak_flops_per_second=19.5e12,
+            bf16_peak_flops_per_second=312e12,
+            fp16_peak_flops_per_second=312e12,
             memory_bytes_per_second=1730e9,
             launch_seconds=5e-6,
-            half_peak_flops=10e9,
+            half_peak_flops=1.25e9,
             host_bandwidth_bytes_per_second=13e9,
         ),
         intra_node=Link(latency_seconds=8e-6, bandwidth_bytes_per_second=255e9),
@@ -62,10 +69,12 @@ _MACHINES = {
         device=DeviceType(
             name="h100",
             memory_bytes=80e9,
-            peak_flops_per_second=495e12,
+            peak_flops_per_second=67e12,
+            bf16_peak_flops_per_second=989e12,
+            fp16_peak_flops_per_second=989e12,
             memory_bytes_per_second=2850e9,
             launch_seconds=5e-6,
-            half_peak_flops=32e9,
+            half_peak_flops=4.3e9,
             host_bandwidth_bytes_per_second=27e9,
         ),
         intra_node=Link(latency_seconds=8e-6, bandwidth_bytes_per_second=380e9),

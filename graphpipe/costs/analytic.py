@@ -29,14 +29,16 @@ def estimate(graph: Graph, cluster: Cluster, *, state_bytes_per_parameter_byte: 
 
     A pass of an operator with k kernels takes, for n samples, the larger of
 
-        k * launch + c * half / peak + n * flops / peak          c = k // 3, at least 1: the kernels that compute
+        k * launch + c * half / fp32 peak + n * flops / peak     c = k // 3, at least 1: the kernels that compute
         k * launch + parameter_bytes / memory_bandwidth + n * traffic / memory_bandwidth
 
-    The first line is a kernel of w FLOPs running at w / (w + half) of the peak: (w + half) / peak seconds, affine
-    in the samples. Input and weight gradient take as many FLOPs and as much traffic as the forward. An operator
-    without FLOPs (a table look-up) reads only the parameters counted in its traffic, but its weight gradient is as
-    large as its parameters. The input gradient is counted only if an operator upstream has trainable parameters, and
-    the weight gradient only if the operator itself has trainable parameters.
+    The peak is that of the precision which the graph was captured for. The first line is a kernel of w FLOPs running at
+    w / (w + half) of the peak: (w + half) / peak seconds, affine in the samples. Half of the peak is reached after the
+    same time in every precision, so with more FLOPs where the peak is higher. Input and weight gradient take as many
+    FLOPs and as much traffic as the forward. An operator without FLOPs (a table look-up) reads only the parameters
+    counted in its traffic, but its weight gradient is as large as its parameters. The input gradient is counted only if
+    an operator upstream has trainable parameters, and the weight gradient only if the operator itself has trainable
+    parameters.
 
     Imported times are used unchanged on every device type, linear in the samples. If both gradients are needed, each
     takes half of the backward.
@@ -50,11 +52,12 @@ def estimate(graph: Graph, cluster: Cluster, *, state_bytes_per_parameter_byte: 
     References:
         Williams, Waterman, Patterson: Roofline: an insightful visual performance model. CACM 52 (2009).
     """
-    needs = _gradient_needs(graph)
-    slowest = min(kind.memory_bytes_per_second for kind in cluster.device_types)
+    needs, precision = _gradient_needs(graph), graph.origin and graph.origin.precision
+    kinds = cluster.device_types
+    slowest = min(kind.memory_bytes_per_second for kind in kinds)
     return CostTable(
         graph_fingerprint=graph.fingerprint,
-        rows=tuple(_op_cost(op, kind, needs[op.name]) for kind in cluster.device_types for op in graph.ops),
+        rows=tuple(_op_cost(op, kind, kind.peak(precision), needs[op.name]) for kind in kinds for op in graph.ops),
         state_bytes_per_parameter_byte=state_bytes_per_parameter_byte,
         optimizer_seconds_per_parameter_byte=OPTIMIZER_TRAFFIC / slowest,
     )
@@ -70,9 +73,9 @@ def _gradient_needs(graph: Graph) -> dict[str, _Need]:
     }
 
 
-def _op_cost(op: Op, kind: DeviceType, need: _Need) -> OpCost:
+def _op_cost(op: Op, kind: DeviceType, peak: float, need: _Need) -> OpCost:
     forward, input_gradient, weight_gradient = (
-        _imported(op.measured, need) if op.measured is not None else _roofline(op, kind)
+        _imported(op.measured, need) if op.measured is not None else _roofline(op, kind, peak)
     )
     return OpCost(
         op=op.name,
@@ -91,14 +94,14 @@ def _imported(measured: Measured, need: _Need) -> tuple[Curve, Curve, Curve]:
     return forward, gradient, gradient
 
 
-def _roofline(op: Op, kind: DeviceType) -> tuple[Curve, Curve, Curve]:
+def _roofline(op: Op, kind: DeviceType, peak: float) -> tuple[Curve, Curve, Curve]:
     casts = 2 * op.work.saved_bytes_per_forward  # autocast writes copies of the weights, and the products read them
     read = op.parameter_bytes + casts if op.work.flops_per_sample else 0.0
-    forward = _pass(op, kind, read)
-    return forward, forward, _pass(op, kind, op.parameter_bytes)
+    forward = _pass(op, kind, peak, read)
+    return forward, forward, _pass(op, kind, peak, op.parameter_bytes)
 
 
-def _pass(op: Op, kind: DeviceType, parameter_bytes: float) -> Curve:
+def _pass(op: Op, kind: DeviceType, peak: float, parameter_bytes: float) -> Curve:
     launch = op.work.kernels * kind.launch_seconds
     fixed = launch + parameter_bytes / kind.memory_bytes_per_second
     memory = (fixed, op.work.traffic_bytes_per_sample / kind.memory_bytes_per_second)
@@ -106,4 +109,4 @@ def _pass(op: Op, kind: DeviceType, parameter_bytes: float) -> Curve:
         return Curve(lines=(memory,))
     computing = max(1, op.work.kernels // COMPUTE_SHARE)
     saturation = computing * kind.half_peak_flops / kind.peak_flops_per_second
-    return Curve(lines=((launch + saturation, op.work.flops_per_sample / kind.peak_flops_per_second), memory))
+    return Curve(lines=((launch + saturation, op.work.flops_per_sample / peak), memory))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from graphpipe.cluster import Cluster, Device, DeviceType, Link
 from graphpipe.costs import OpCost, estimate
-from graphpipe.graph import Edge, Graph, Measured, Op, Work
+from graphpipe.graph import Edge, Graph, Measured, Op, Origin, Work
 
 LINK = Link(latency_seconds=0, bandwidth_bytes_per_second=1)
 ROUND = DeviceType(
@@ -53,6 +53,16 @@ def test_the_two_lines_of_the_roofline() -> None:
     assert row.source == "analytic"
     (uneven,) = estimate(chain(PRODUCT), cluster(replace(ROUND, half_peak_flops=25.0))).rows
     assert uneven.forward.lines[0] == (3.5 + 0.5, 3.0)
+
+
+def test_the_peak_is_that_of_the_precision_which_the_graph_counts() -> None:
+    kind = replace(ROUND, bf16_peak_flops_per_second=400.0, fp16_peak_flops_per_second=800.0)
+    lines = {}
+    for precision in (None, "fp32", "bf16", "fp16"):
+        graph = replace(chain(PRODUCT), origin=Origin(method="export", precision=precision))
+        lines[precision] = estimate(graph, cluster(kind)).rows[0].forward.lines[0]
+    assert lines == {None: (7.5, 3.0), "fp32": (7.5, 3.0), "bf16": (7.5, 0.75), "fp16": (7.5, 0.375)}
+    assert estimate(graph, cluster(ROUND)).rows[0].forward.lines[0] == (7.5, 3.0)  # no units of its own
 
 
 def test_efficiency_grows_with_the_samples_and_saturates() -> None:

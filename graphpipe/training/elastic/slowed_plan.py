@@ -36,6 +36,8 @@ def slowed(cluster: Cluster, costs: CostTable, slowness: Mapping[str, float]) ->
                 kind,
                 name=name,
                 peak_flops_per_second=kind.peak_flops_per_second / times,
+                bf16_peak_flops_per_second=_slower(kind.bf16_peak_flops_per_second, times),
+                fp16_peak_flops_per_second=_slower(kind.fp16_peak_flops_per_second, times),
                 memory_bytes_per_second=kind.memory_bytes_per_second / times,
                 launch_seconds=kind.launch_seconds * times,
             )
@@ -53,6 +55,10 @@ def slowed(cluster: Cluster, costs: CostTable, slowness: Mapping[str, float]) ->
         ]
     found = replace(cluster, device_types=tuple(kinds), devices=tuple(devices))
     return found, replace(costs, rows=tuple(rows))
+
+
+def _slower(peak: float | None, times: float) -> float | None:
+    return None if peak is None else peak / times
 
 
 def _times(curve: Curve, times: float) -> Curve:
