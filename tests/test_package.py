@@ -37,18 +37,22 @@ def test_every_error_is_public_and_documented() -> None:
     assert all(getattr(graphpipe, name) is vars(graphpipe.errors)[name] for name in errors)
 
 
-def test_an_installed_package_has_the_files_of_the_example(tmp_path: Path) -> None:
+def test_an_installed_package_has_the_files_of_the_examples(tmp_path: Path) -> None:
     # `graphpipe demo` of a wheel ended with "examples/digits.toml: is not in this folder".
     library, empty = tmp_path / "library", tmp_path / "empty"
     empty.mkdir()
     build = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(library)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=120)
-    files = {path.name: path.read_bytes() for path in (ROOT / "examples").glob("digits*")}
-    assert {path.name: path.read_bytes() for path in (library / "graphpipe" / "cli" / "digits").iterdir()} == files
-    write = [sys.executable, "-P", "-m", "graphpipe", "demo", "--files"]
-    done = subprocess.run(write, cwd=empty, env=os.environ | {"PYTHONPATH": str(library)}, timeout=120)
-    assert done.returncode == 0
-    assert {path.name: path.read_bytes() for path in (empty / "examples").iterdir()} == files
+    for words, pattern, written in (
+        (["demo", "--files"], "digits*.*", "examples"),
+        (["init", "own"], "project/*.*", "own"),
+    ):
+        verb = [sys.executable, "-P", "-m", "graphpipe", *words]
+        done = subprocess.run(verb, cwd=empty, env=os.environ | {"PYTHONPATH": str(library)}, timeout=120)
+        assert done.returncode == 0
+        files = {path.name: path.read_bytes() for path in (ROOT / "examples").glob(pattern)}
+        assert len(files) >= 3
+        assert {path.name: path.read_bytes() for path in (empty / written).iterdir()} == files
 
 
 @pytest.mark.parametrize(

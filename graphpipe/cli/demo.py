@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from graphpipe.cli.arguments import Subparsers, add_problem, add_verb
-from graphpipe.cli.example_files import write_example
+from graphpipe.cli.example_files import DIGITS, FOLDER, write_files
 from graphpipe.cli.output import Output
 from graphpipe.cli.problem import read_problem
 from graphpipe.cli.report_files import read_subject
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     """Compare, then train, and print where the two pages are."""
     output = Output(args.json)
     if args.files or not (args.no_train or Path(TRAINING).exists()):
-        written = [str(path) for path in write_example()]
+        written = [str(path) for path in write_files(DIGITS, FOLDER)]
         output.show(f"written: {', '.join(written)}" if written else f"{TRAINING} and its files are there already")
         if args.files:
             output.emit({"written": written})

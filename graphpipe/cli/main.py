@@ -18,6 +18,7 @@ from graphpipe.cli import (
     export,
     import_graph,
     infer,
+    init,
     place,
     plan,
     profile,
@@ -48,6 +49,7 @@ class Verb(Protocol):
 INVALID, INFEASIBLE, FAILED, INTERRUPTED = 2, 3, 4, 130
 VERBS: dict[str, Verb] = {
     "demo": demo,
+    "init": init,
     "show": show,
     "plan": plan,
     "compare": compare,

@@ -7,7 +7,7 @@ import pytest
 from cli_cases import CONFIG, TASK, Run
 
 from graphpipe.cli import demo
-from graphpipe.cli.example_files import NAMES
+from graphpipe.cli.example_files import DIGITS
 from graphpipe.plans import Plan
 
 TINY = {
@@ -64,8 +64,8 @@ def test_in_an_empty_folder_the_demo_writes_the_files_of_its_training(
     monkeypatch.chdir(tmp_path)
     ran = run("demo", "--files", "--json")
     assert ran.code == 0, ran.err
-    assert set(ran.json["written"]) == {f"examples/{name}" for name in NAMES}
-    assert {path.name for path in Path("examples").iterdir()} == set(NAMES)
+    assert set(ran.json["written"]) == {f"examples/{name}" for name in DIGITS.names}
+    assert {path.name for path in Path("examples").iterdir()} == set(DIGITS.names)
     ran = run("train", "examples/digits.toml", "--print-config")
     assert ran.code == 0, ran.err
 

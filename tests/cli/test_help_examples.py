@@ -18,6 +18,7 @@ from graphpipe.cli.main import VERBS, make_parser
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LEAVES = {
     "demo": ["runs/graph-against-chain.html"],
+    "init": ["my-project/task.py", "runs/train-1/metrics.json"],
     "plan": ["plan.json"],
     "simulate": ["trace.json"],
     "train": ["runs/digits-1/metrics.json"],
