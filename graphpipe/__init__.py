@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from graphpipe.run.checkpoint.checkpoints import Checkpoints
     from graphpipe.run.inference.inference_pipeline import InferencePipeline
     from graphpipe.run.stage.losses.weighted_loss import WeightedLoss
+    from graphpipe.run.stage.shares.batch_share import BatchShare
+    from graphpipe.run.stage.shares.needs import Needs
     from graphpipe.schedule import Schedule
     from graphpipe.simulator.simulate import simulate
     from graphpipe.trace import Trace
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
 # A name is imported when it is first used: a rank then starts without the planners, and planning without torch.
 _HOMES = {
+    "BatchShare": "graphpipe.run.stage.shares.batch_share",
     "CheckpointCorrupt": "graphpipe.errors",
     "Checkpoints": "graphpipe.run.checkpoint.checkpoints",
     "Cluster": "graphpipe.cluster",
@@ -55,6 +58,7 @@ _HOMES = {
     "HandStage": "graphpipe.planning.by_hand",
     "Infeasible": "graphpipe.errors",
     "InvalidInput": "graphpipe.errors",
+    "Needs": "graphpipe.run.stage.shares.needs",
     "NonFiniteLoss": "graphpipe.errors",
     "OutOfMemory": "graphpipe.errors",
     "PeerLost": "graphpipe.errors",
@@ -110,6 +114,7 @@ def __dir__() -> list[str]:
 
 __version__ = "0.1.0"
 __all__ = [
+    "BatchShare",
     "CheckpointCorrupt",
     "Checkpoints",
     "Cluster",
@@ -121,6 +126,7 @@ __all__ = [
     "Infeasible",
     "InferencePipeline",
     "InvalidInput",
+    "Needs",
     "NonFiniteLoss",
     "OutOfMemory",
     "PeerLost",

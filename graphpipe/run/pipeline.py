@@ -9,7 +9,6 @@ from typing import Any, Self
 from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput, NonFiniteLoss, PeerLost
-from graphpipe.model.inputs import Inputs
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan
 from graphpipe.run.comm.broadcast import broadcast_tensors, copy_state, state_tensors
@@ -18,15 +17,18 @@ from graphpipe.run.comm.world import World, join
 from graphpipe.run.device.precision import LossScale
 from graphpipe.run.faults.out_of_memory import reporting_out_of_memory
 from graphpipe.run.faults.status_reporter import StatusReporter
-from graphpipe.run.pipeline_parts import build_parts, warn_of_idle_ranks, warn_of_whole_backwards
+from graphpipe.run.pipeline_parts import backwards_of, build_parts, warn_of_whole_backwards, whole_gradients
 from graphpipe.run.segments.mini_batch_stream import MiniBatchStream, taken_from
 from graphpipe.run.segments.train_segment import TrainSegment
 from graphpipe.run.stage.loss import LossFunction
-from graphpipe.run.stage.mini_batch import MiniBatch, check_alike
+from graphpipe.run.stage.mini_batch import MiniBatch
+from graphpipe.run.stage.shares.batch_share import GivenBatch, InputsOrShare, given_batch
+from graphpipe.run.stage.shares.needs import Needs
+from graphpipe.run.step.evaluate_all import EachBatch, evaluate_all
+from graphpipe.run.step.evaluation import Evaluated
 from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.step.pipeline_state import PipelineState
 from graphpipe.run.step.train_step import TrainStep
-from graphpipe.run.weights import sharded_tensors
 from graphpipe.run.weights.parameter_slices import publish_slices
 from graphpipe.run.weights.weight_update import OptimizerFactory
 from graphpipe.run.worker.recorder import CurrentWork
@@ -73,41 +75,40 @@ class Pipeline:
         with self.world.closing_on_error():
             self._parts = build_parts(self.world, plan, model, loss_fn, optimizer, self.options)
         self._worker = self._parts.worker
-        if self.world.rank == 0:
-            warn_of_idle_ranks(self._worker.placement, self.world.size)
 
-    def step(self, inputs: Inputs, targets: Any = None) -> float:
+    def step(self, inputs: InputsOrShare, targets: Any = None) -> float:
         """Train on one mini-batch, and return its mean loss, the same on every rank.
 
         Args:
             inputs: the whole mini-batch, the same on every rank; each rank takes the rows it needs. The samples' shapes
-                may differ from step to step; the first time takes as long as capturing the model.
+                may differ from step to step; the first time takes as long as capturing the model. Or this rank's share.
             targets: what `loss_fn` gets beside the output: a tensor, or tuples, lists and dicts of tensors.
 
         Raises:
             InvalidInput: the mini-batch has another size than the plan's, or a value has an unexpected shape.
             NonFiniteLoss: of a loss or gradient, on every rank, before any weight is changed; training may continue.
-            OutOfMemory: on this rank.
-            PeerLost, PeerStalled: another rank is gone.
+            OutOfMemory: on this rank. PeerLost, PeerStalled: another rank is gone.
         """
-        training = self._parts.training
+        training, given = self._parts.training, given_batch(inputs, targets)
         if isinstance(training, TrainSegment):
-            return self._train(training, MiniBatchStream.checked([(inputs, targets)], self._of_segment))[0]
-        batch = self._batch(inputs, targets, training=True)
-        with self._closing_on_error():
-            loss = training.run(batch, self.steps + 1)
-        self.steps += 1
-        if self.steps == 1:
-            warn_of_whole_backwards(self.backwards())
-        return loss
+            return self._train(training, MiniBatchStream.checked([given], self._batch))[0]
+        return self._step(training, given)
 
-    def segment(self, batches: Iterable[tuple[Inputs, Any]], *, count: int | None = None) -> list[float]:
+    def needs(self, samples: int | None = None) -> Needs:
+        """Return which rows of which inputs, and of the targets, this rank reads of a mini-batch.
+
+        Args:
+            samples: of the mini-batch in an evaluation. None: those of the plan, for `step` and `segment`.
+        """
+        return self._parts.batches.needs(self.plan.batch_size if samples is None else samples)
+
+    def segment(self, batches: Iterable[GivenBatch], *, count: int | None = None) -> list[float]:
         """Train on mini-batches without a flush in between, and return the mean loss of each.
 
         Which weights they see is the plan's weight policy. Under the policy `flush` each of them is a `step`.
 
         Args:
-            batches: inputs and targets of each mini-batch, as for `step`, all of the same shapes.
+            batches: inputs and targets of each mini-batch, or its share, as for `step`, all of the same shapes.
             count: how many to take. They are then read when they are needed, and only those in flight are held, so that
                 a segment may be longer than memory. None: all, which are checked before the segment begins.
 
@@ -117,36 +118,40 @@ class Pipeline:
             NonFiniteLoss: of a loss or gradient, on every rank. Under `flush`, the mini-batches before it have changed
                 the weights. Under other policies the state is that before the segment. Without
                 `PipelineOptions.rollback` it is lost, and the pipeline is closed.
-            OutOfMemory: on this rank.
-            PeerLost, PeerStalled: another rank is gone.
+            OutOfMemory: on this rank. PeerLost, PeerStalled: another rank is gone.
         """
         training = self._parts.training
         if isinstance(training, TrainStep):
             taken = batches if count is None else taken_from(batches, count)
-            return [self.step(inputs, targets) for inputs, targets in taken]
+            return [self._step(training, given) for given in taken]
         if count is not None:
-            return self._train(training, MiniBatchStream.lazy(batches, count, self._of_segment))
+            return self._train(training, MiniBatchStream.lazy(batches, count, self._batch))
         given = [*batches]
-        return self._train(training, MiniBatchStream.checked(given, self._of_segment)) if given else []
+        return self._train(training, MiniBatchStream.checked(given, self._batch)) if given else []
 
-    def evaluate(self, inputs: Inputs, targets: Any = None, *, gather: bool = True) -> tuple[float | None, Any]:
-        """Compute outputs, and the mean loss if there are targets, in evaluation mode; no weight or mode changes.
+    def evaluate(self, inputs: InputsOrShare, targets: Any = None, *, gather: bool = True) -> tuple[float | None, Any]:
+        """Return the mean loss and the outputs of all samples, in evaluation mode; no weight or mode changes.
 
         Args:
-            inputs: any number of samples, the same on every rank.
+            inputs: any number of samples, the same on every rank; or this rank's share of inputs and targets.
             targets: None computes no loss.
             gather: give every rank the outputs; otherwise they are None.
-
-        Returns:
-            The mean loss over the samples, or None; and the model's output for all samples, in order.
 
         Raises:
             InvalidInput: rows disagree, outputs cannot be joined, or the model computes other things in evaluation.
             PeerLost, PeerStalled: another rank is gone.
         """
-        batch = self._batch(inputs, targets, training=False)
-        with self._closing_on_error():
-            return self._parts.evaluation.run(batch, gather=gather)
+        found = self._evaluate(given_batch(inputs, targets), gather)
+        return found.loss, found.outputs
+
+    def evaluate_all(self, batches: Iterable[GivenBatch], *, each: EachBatch | None = None) -> float | None:
+        """Evaluate mini-batches of any sizes, as `evaluate` does, and return the mean loss over all of their samples.
+
+        Args:
+            batches: inputs and targets of each mini-batch, the same on every rank, or shares (`needs(samples)`).
+            each: called on every rank with outputs and targets of each mini-batch. None gathers no outputs.
+        """
+        return evaluate_all(batches, self._evaluate, each)
 
     def sync_model(self) -> None:
         """Give every rank's whole model the current parameters and buffers of all stages; all ranks call this."""
@@ -186,22 +191,14 @@ class Pipeline:
 
         By stage name: `split`, or `whole: ` and why the stage's operations cannot be split; empty before a step.
         """
-        reasons = {leader.stage_name: leader.whole for leader in self._worker.leaders()}
-        return {name: f"whole: {why}" if why else "split" for name, why in reasons.items() if why is not None}
+        return backwards_of(self._worker)
 
     def gradients(self) -> dict[str, Tensor | None]:
         """Return the last step's gradients (after clipping) of this rank's parameters, by their names in the model.
 
         If the engine shards parameters, all ranks must call this, because it gathers whole gradients.
         """
-        gradients = {
-            leader.program.parameter_names[name]: parameter.grad
-            for leader in self._worker.leaders()
-            for name, parameter in leader.module.named_parameters()
-        }
-        return {
-            name: None if gradient is None else sharded_tensors.whole(gradient) for name, gradient in gradients.items()
-        }
+        return whole_gradients(self._worker)
 
     @property
     def loss_scale(self) -> float:
@@ -288,6 +285,15 @@ class Pipeline:
         else:
             self._abandon(error)
 
+    def _step(self, training: TrainStep, given: GivenBatch) -> float:
+        batch = self._batch(given)
+        with self._closing_on_error():
+            loss = training.run(batch, self.steps + 1)
+        self.steps += 1
+        if self.steps == 1:
+            warn_of_whole_backwards(self.backwards())
+        return loss
+
     def _train(self, training: TrainSegment, batches: MiniBatchStream) -> list[float]:
         with self._closing_on_error(always=not self.options.rollback):
             losses = training.run(batches, self.steps + 1)
@@ -301,33 +307,24 @@ class Pipeline:
         if self._model is not None:
             publish_slices(self._model, self._parts.programs)
 
-    def _of_segment(self, given: tuple[Inputs, Any], number: int, first: MiniBatch | None, running: bool) -> MiniBatch:
-        inputs, targets = given
-        if running:  # The other ranks do not listen for errors. They find a lost peer.
-            return self._checked(inputs, targets, self.steps + number, first)
-        return self._batch(inputs, targets, training=True, step=self.steps + number, like=first)
+    def _evaluate(self, given: GivenBatch, gather: bool) -> Evaluated:
+        batch = self._batch(given, training=False)
+        with self._closing_on_error():
+            return self._parts.evaluation.run(batch, gather=gather)
 
     def _batch(
-        self, inputs: Inputs, targets: Any, *, training: bool, step: int | None = None, like: MiniBatch | None = None
+        self, given: GivenBatch, at: int = 0, like: MiniBatch | None = None, late: bool = False, training: bool = True
     ) -> MiniBatch:
-        step = self.steps if step is None else step
         if not self._open:
             raise InvalidInput("the pipeline is closed", remedy="Build a new one; an error on any rank closes it.")
+        batches, step = self._parts.batches, self.steps + at
         try:
-            return self._checked(inputs, targets, step, like, training=training)
+            return batches.check(given, step=step, training=training, loss_factor=self.loss_scale, like=like)
         except InvalidInput as error:
-            with self._closing_on_error():
-                self._parts.batches.report_invalid(error)
+            if not late:  # Then the other ranks do not listen for errors. They find a lost peer.
+                with self._closing_on_error():
+                    batches.report_invalid(error)
             raise
-
-    def _checked(
-        self, inputs: Inputs, targets: Any, step: int, like: MiniBatch | None, *, training: bool = True
-    ) -> MiniBatch:
-        batches = self._parts.batches
-        batch = batches.check(inputs, targets, step=step, training=training, loss_factor=self.loss_scale)
-        if like is not None:
-            check_alike(batch, like)
-        return batch
 
     def _abandon(self, error: BaseException) -> None:
         # Any reference to a connection keeps it open, and the peers waiting: those of messages and of torch's frames.

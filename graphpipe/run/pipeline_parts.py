@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from hashlib import sha256
 
-from torch import nn
+from torch import Tensor, nn
 
 from graphpipe.model.backends.registry import check_backward
 from graphpipe.model.stage_program import StageProgram
@@ -27,12 +28,14 @@ from graphpipe.run.stage.losses.sample_loss import SampleLoss, trainable
 from graphpipe.run.step.batch_preparer import BatchPreparer
 from graphpipe.run.step.build_worker import build_worker
 from graphpipe.run.step.evaluation import Evaluation, forward_schedules
+from graphpipe.run.step.find_needs import find_needs
 from graphpipe.run.step.optimizer_groups import optimizer_groups
 from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.step.programs_by_shape import ProgramsByShape
 from graphpipe.run.step.step_summary import summary_length
 from graphpipe.run.step.train_step import TrainStep
 from graphpipe.run.weight_digest import digest_of
+from graphpipe.run.weights import sharded_tensors
 from graphpipe.run.weights.check_sync import check_schedule
 from graphpipe.run.weights.stage_syncs import StageSyncs
 from graphpipe.run.weights.weight_update import OptimizerFactory, WeightUpdate
@@ -43,6 +46,9 @@ from graphpipe.schedule.schedulers.registry import build_schedule
 from graphpipe.schedule.segments.build_segment import build_segment
 from graphpipe.schedule.verify_lowered import verify_lowered
 from graphpipe.user_frames import warn_user
+
+_KEPT = 4
+"""Sizes of mini-batches whose needs are kept: usually two, because the last one of an evaluation is smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +107,17 @@ def build_parts(
     worker = _worker(programs, placement, world, tasks, lowered, options, syncs)
     _let_read(loss, worker, output_stage := [program.is_output for program in programs].index(True))
     ranks = neighbours(plan, placement, lowered, world.rank)
-    batches = BatchPreparer(plan=plan, shapes=shapes, worker=worker, neighbours=ranks, options=options, weights=weights)
+    batches = BatchPreparer(
+        plan=plan,
+        shapes=shapes,
+        worker=worker,
+        neighbours=ranks,
+        needs=lru_cache(maxsize=_KEPT)(
+            partial(find_needs, placement, world.rank, programs, all_targets=loss.weighs and plan.weights != "flush")
+        ),
+        options=options,
+        weights=weights,
+    )
     sums = ScalarSum(world, summary_length(plan, output_stage), root=placement.ranks(0)[0])
     evaluation = Evaluation(
         plan=plan,
@@ -118,6 +134,8 @@ def build_parts(
         training = _train_step(evaluation, lowered, update, options)
     else:
         training = _train_segment(evaluation, gradient_edges(specs), optimizer, options)
+    if world.rank == 0:
+        warn_of_idle_ranks(placement, world.size)
     return PipelineParts(
         programs=programs, worker=worker, batches=batches, sums=sums, training=training, evaluation=evaluation
     )
@@ -203,6 +221,22 @@ def _worker(
     worker = build_worker(programs, placement, world, monitor, tasks, lowered, options, syncs.names)
     worker.messages.open(communicating_pairs(lowered, placement))
     return worker
+
+
+def whole_gradients(worker: StageWorker) -> dict[str, Tensor | None]:
+    """Return the gradients of this rank's parameters by their names in the model, shards joined."""
+    gradients = {
+        leader.program.parameter_names[name]: parameter.grad
+        for leader in worker.leaders()
+        for name, parameter in leader.module.named_parameters()
+    }
+    return {name: None if each is None else sharded_tensors.whole(each) for name, each in gradients.items()}
+
+
+def backwards_of(worker: StageWorker) -> dict[str, str]:
+    """Return how a rank computed the backward of each stage, as `Pipeline.backwards`."""
+    reasons = {leader.stage_name: leader.whole for leader in worker.leaders()}
+    return {name: f"whole: {why}" if why else "split" for name, why in reasons.items() if why is not None}
 
 
 def warn_of_idle_ranks(placement: RankPlacement, size: int) -> None:

@@ -107,7 +107,7 @@ class BatchComparison:
                     f"rank {peer} {_text(given)}; rank {self.world.rank} {_text(self.own)}",
                     where="mini-batch",
                     remedy="Give every rank the same, whole mini-batch, drawn only from the epoch and the seed: "
-                    "each takes the samples it needs.",
+                    "each takes the samples it needs. Or give every rank its share of the same samples.",
                 )
 
 

@@ -1,16 +1,18 @@
-"""A mini-batch. Every rank has all of it, and takes the rows that its stages need."""
+"""A mini-batch. A rank has all of it, or its share, and takes the rows that its stages need."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans.sharding import SampleRange
 from graphpipe.run.stage.edge_values import EdgeSpecs
+from graphpipe.run.stage.shares.needs import Needs
 from graphpipe.run.stage.tensor_tree import leaves, map_tensors
 
 
@@ -21,7 +23,7 @@ class MiniBatch:
     inputs: Mapping[str, Tensor]
     targets: Any
     size: int
-    """Number of samples in the inputs and in the targets."""
+    """Number of samples of the whole mini-batch."""
     micro_batches: tuple[int, ...]
     """Samples of one micro-batch, by stage."""
     key: tuple[int, ...]
@@ -36,18 +38,36 @@ class MiniBatch:
     """The factor by which the loss is multiplied for the backward."""
     keeps_outputs: bool = False
     """Whether an evaluation keeps the model's outputs."""
+    needs: Needs | None = None
+    """The rows that inputs and targets hold. None: all of them."""
+    samples: Sequence[int] = ()
+    """What identifies each sample of the mini-batch, if this rank was given its share."""
+    with_targets: bool = True
+    """Whether there are targets, on this rank or another one."""
 
     @property
     def step(self) -> int:
         """The number of the step, from 1."""
         return self.key[-1] + 1
 
+    @property
+    def weighs_apart(self) -> bool:
+        """Whether the weights of a loss are summed after the losses, because this rank does not have all targets.
+
+        In an evaluation of shares they always are, so that the losses of several mini-batches can be averaged.
+        """
+        return self.needs is not None and not (self.training and len(self.needs.targets) == self.size)
+
     def input_rows(self, names: Sequence[str], rows: SampleRange, device: torch.device) -> dict[str, Tensor]:
         """Return the given samples of the named inputs on `device`."""
+        if (needs := self.needs) is not None:
+            return {name: _cut(self.inputs[name], needs.held(rows, needs.inputs[name]), device) for name in names}
         return {name: _cut(self.inputs[name], rows, device) for name in names}
 
     def target_rows(self, rows: SampleRange, device: torch.device) -> Any:
         """Return the given samples of the targets on `device`."""
+        if self.needs is not None:
+            rows = self.needs.held(rows, self.needs.targets)
         if isinstance(self.targets, Tensor):  # The usual case, without the cost of a tree.
             return _cut(self.targets, rows, device)
         return map_tensors(self.targets, lambda tensor: _cut(tensor, rows, device))
@@ -62,15 +82,27 @@ class SeenValues:
     """A digest of the values of all mini-batches so far: of the whole first one, then of two samples of each.
 
     The two samples rotate, so that values which differ in one place are seen after half as many mini-batches as there
-    are samples in each. A digest of all values would cost more than the step of a small model.
+    are samples in each. A digest of all values would cost more than the step of a small model. Of shares it is a digest
+    of the numbers of all samples, since no two ranks need to have the same values.
     """
 
     def __init__(self) -> None:
         self._state = blake2b(digest_size=4)
         self._count = 0
 
+    @staticmethod
+    def of(batch: MiniBatch) -> "SeenValues":
+        """Return the digest of one mini-batch."""
+        seen = SeenValues()
+        seen.add(batch)
+        return seen
+
     def add(self, batch: MiniBatch) -> None:
         """Add the values of the next mini-batch."""
+        if batch.needs is not None:
+            self._state.update(np.asarray(batch.samples, dtype="<i8").tobytes())
+            self._count += 1
+            return
         first = 2 * (self._count - 1) % batch.size
         rows = slice(first, first + 2) if self._count else slice(None)
         for tensor in [*batch.inputs.values(), *leaves(batch.targets)]:

@@ -67,7 +67,7 @@ class StageForward:
         if program.is_output and self.loss_fn is not None:
             loss, weight = loss_of(self.loss_fn, result, batch, self.rows, replica.device)
             if weight is not None:
-                check_pair(segment=replica.update is not None)
+                check_pair(segment=batch.training and replica.update is not None)
                 self.loss_weights[self.rows.start] = weight
             if monitor.injector.armed:
                 loss = monitor.corrupt("forward", loss)

@@ -1,14 +1,17 @@
 """Prepares the input of a step: checks it, compares it with other ranks', and fits the replicas to its shapes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from graphpipe.errors import InvalidInput
-from graphpipe.model.inputs import Inputs, describe, name_inputs
+from graphpipe.model.inputs import describe, name_inputs
 from graphpipe.plans import Plan
 from graphpipe.run.comm.batch_comparison import BatchComparison
 from graphpipe.run.faults.rank_status import ALL_PEERS
-from graphpipe.run.stage.mini_batch import MiniBatch, SeenValues, check_rows
+from graphpipe.run.stage.mini_batch import MiniBatch, SeenValues, check_alike, check_rows
+from graphpipe.run.stage.shares.batch_share import BatchShare, GivenBatch
+from graphpipe.run.stage.shares.check_share import check_share, listed
+from graphpipe.run.stage.shares.needs import Needs
 from graphpipe.run.step.build_worker import match_modes
 from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.step.programs_by_shape import ProgramsByShape, ShapedPrograms, format_inputs
@@ -26,6 +29,8 @@ class BatchPreparer:
     options: PipelineOptions
     neighbours: tuple[int, ...]
     """The ranks to compare with (see `batch_comparison.neighbours`)."""
+    needs: Callable[[int], Needs]
+    """Returns what this rank reads of so many samples (see `find_needs`)."""
     weights: str = ""
     """A digest of the model's initial weights; empty if they are not compared."""
     seen: SeenValues = field(default_factory=SeenValues)
@@ -35,23 +40,34 @@ class BatchPreparer:
     fitted: ShapedPrograms | None = None
     """The shapes that the replicas are fitted to; None before the first mini-batch and after an error."""
 
-    def check(self, inputs: Inputs, targets: Any, *, step: int, training: bool, loss_factor: float) -> MiniBatch:
+    def check(
+        self, given: GivenBatch, *, step: int, training: bool, loss_factor: float, like: MiniBatch | None = None
+    ) -> MiniBatch:
         """Return the mini-batch.
 
+        Args:
+            given: inputs and targets of the whole mini-batch, or this rank's share of them.
+            step: steps done.
+            training: whether gradients are computed.
+            loss_factor: what the loss is multiplied by.
+            like: the first mini-batch of the segment, whose shapes this one must have.
+
         Raises:
-            InvalidInput: inputs are missing, rows disagree, or a training is given another number of samples; or a
-                weight was unfrozen after the pipeline was built.
+            InvalidInput: inputs are missing, rows disagree, shapes differ, or a training is given another number of
+                samples; or a weight was unfrozen after the pipeline was built.
         """
         if training:
             self.shapes.check_trained()
-        named = name_inputs(tuple(given.name for given in self.plan.graph.inputs), inputs)
-        size = check_rows(named, targets)
-        if training and size != self.plan.batch_size:
-            raise InvalidInput(
-                f"the mini-batch has {size} samples, the plan is for {self.plan.batch_size}",
-                where="step",
-                remedy="Drop the last, smaller batch of an epoch, or plan for this batch size.",
-            )
+        planned = self.plan.graph.inputs
+        if isinstance(given, BatchShare):
+            self._check_size(size := len(given.samples), training=training)
+            needs, samples, with_targets = self.needs(size), given.samples, given.with_targets
+            named, targets = check_share(given, needs, planned), given.targets
+        else:
+            inputs, targets = given
+            named = name_inputs(tuple(each.name for each in planned), inputs)
+            self._check_size(size := check_rows(named, targets), training=training)
+            needs, samples, with_targets = None, (), targets is not None
         batch = MiniBatch(
             inputs=named,
             targets=targets,
@@ -62,10 +78,25 @@ class BatchPreparer:
             specs=self.shapes.first.specs,
             loss_scale=loss_factor,
             check_finite=training and self.options.check_finite,
+            needs=needs,
+            samples=samples,
+            with_targets=with_targets,
         )
+        if like is not None:
+            check_alike(batch, like)
         if training and self.worker.world.size > 1:
             self.seen.add(batch)
         return batch
+
+    def _check_size(self, size: int, *, training: bool) -> None:
+        if not size:
+            raise InvalidInput("the mini-batch has no samples", where="step" if training else "evaluate")
+        if training and size != self.plan.batch_size:
+            raise InvalidInput(
+                f"the mini-batch has {size} samples, the plan is for {self.plan.batch_size}",
+                where="step",
+                remedy="Drop the last, smaller batch of an epoch, or plan for this batch size.",
+            )
 
     def report_invalid(self, error: InvalidInput) -> None:
         """Report an invalid mini-batch to the other ranks; return if all of them found the same error.
@@ -93,7 +124,7 @@ class BatchPreparer:
         """
         worker = self.worker
         worker.monitor.enter("agree", peer=ALL_PEERS)
-        fitted = self.shapes.known(batch.inputs)
+        fitted = self.shapes.known(batch.inputs) if batch.needs is None else self.shapes.first
         comparison = None if worker.world.size == 1 else self._compare(batch, fitted, count)
         if fitted is None:
             fitted = self.shapes.fit(batch.inputs)
@@ -108,9 +139,11 @@ class BatchPreparer:
 
     def _compare(self, batch: MiniBatch, fitted: ShapedPrograms | None, count: int) -> BatchComparison:
         inputs = describe(batch.inputs) if fitted is None else fitted.inputs
-        values = f" ({self._values(batch)})" if batch.training else ""
+        values = self._values(batch)
         samples = f"{batch.size} samples" if count == 1 else f"{count} mini-batches of {batch.size} samples"
-        said = f"was given {samples}{values} of {format_inputs(inputs)}"
+        if batch.needs is not None:
+            samples = f"its share of {samples} {listed(batch.samples)}"
+        said = f"was given {samples}{f' ({values})' if values else ''} of {format_inputs(inputs)}"
         comparison = BatchComparison.begin(self.worker.world, self.neighbours, said)
         self.compared = self.compared or batch.training
         if fitted is None or not batch.training:
@@ -121,9 +154,11 @@ class BatchPreparer:
 
     def _values(self, batch: MiniBatch) -> str:
         *_, step = batch.key
+        if not batch.training:
+            return "" if batch.needs is None else f"all of them {SeenValues.of(batch).digits}"
         place = self.options.position
         parts = [place()] if place is not None else []
-        parts.append(f"values so far {self.seen.digits}")
+        parts.append(f"{'values' if batch.needs is None else 'samples'} so far {self.seen.digits}")
         if step == 0 and not self.compared and self.weights:
             parts.append(f"initial weights {self.weights}")
         return ", ".join(parts)

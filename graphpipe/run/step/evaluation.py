@@ -15,7 +15,7 @@ from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.comm.scalar_sum import ScalarSum
 from graphpipe.run.comm.warm_up_pairs import Pair, communicating_pairs
 from graphpipe.run.device.rng import preserve_rng_state
-from graphpipe.run.stage.loss import LossFunction
+from graphpipe.run.stage.losses.sample_loss import SampleLoss
 from graphpipe.run.stage.mini_batch import MiniBatch
 from graphpipe.run.stage.stage_replica_run import StageReplicaRun
 from graphpipe.run.step.batch_preparer import BatchPreparer
@@ -43,6 +43,21 @@ class ForwardSchedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """The result of an evaluation of some samples, the same on every rank."""
+
+    loss: float | None
+    """The mean loss over the samples; None without targets."""
+    weight: float
+    """What the loss counts in a mean over several mini-batches: the number of samples, or the sum of the weights that
+    the loss function gives them."""
+    outputs: Any
+    """The model's output for all samples, in order; None if it was not gathered."""
+    targets: Any
+    """The targets of all samples, in order; of shares they are gathered with the outputs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """Computes the model's output and loss without changing anything; all ranks call `run` alike."""
 
@@ -53,10 +68,14 @@ class Evaluation:
     worker: StageWorker
     batches: BatchPreparer
     sums: ScalarSum
-    loss_fn: LossFunction
+    loss_fn: SampleLoss
 
-    def run(self, batch: MiniBatch, *, gather: bool) -> tuple[float | None, Any]:
-        """Return the mean loss, None without targets, and the outputs, None if they are not gathered.
+    def run(self, batch: MiniBatch, *, gather: bool) -> Evaluated:
+        """Compute outputs and loss of a mini-batch.
+
+        Args:
+            batch: the mini-batch, the same on every rank.
+            gather: give every rank the outputs, and the targets of shares.
 
         Raises:
             InvalidInput: another rank was given another mini-batch, the outputs cannot be joined, or as
@@ -64,7 +83,7 @@ class Evaluation:
             PeerLost, PeerStalled: another rank is gone.
         """
         check_evaluates(self.batches.shapes.first.programs)
-        worker, loss_fn = self.worker, None if batch.targets is None else self.loss_fn
+        worker, loss_fn = self.worker, self.loss_fn if batch.with_targets else None
         forward = self.schedules(batch.size)
         batch = replace(batch, micro_batches=forward.micro_batches, keeps_outputs=gather)
         batch = self.batches.prepare(batch)
@@ -74,18 +93,25 @@ class Evaluation:
                 self.sums.expect()
             with preserve_rng_state(worker.world.device):
                 runs = run_step(worker, forward.lowered, StepBatches.of((batch,)), loss_fn)
-            return self._results(batch.size, [*runs.values()], with_loss=loss_fn is not None, gather=gather)
+            outputs, targets = self._gathered(batch, [*runs.values()]) if gather else (None, None)
+            if loss_fn is None:
+                return Evaluated(loss=None, weight=batch.size, outputs=outputs, targets=targets)
+            summary = summarise_step(self.sums, self.plan, [*runs.values()], self.output_stage)
+            weight = summary.loss_weight
+            loss = (summary.times(batch.size / weight) if weight else summary).loss
+            if not weight and not self.loss_fn.weighs_apart(batch):
+                weight = self.loss_fn.weight_of(batch)
+            return Evaluated(loss=loss, weight=weight, outputs=outputs, targets=targets)
 
-    def _results(
-        self, size: int, runs: Sequence[StageReplicaRun], *, with_loss: bool, gather: bool
-    ) -> tuple[float | None, Any]:
-        own = [piece for run in runs for piece in run.results]
+    def _gathered(self, batch: MiniBatch, runs: Sequence[StageReplicaRun]) -> tuple[Any, Any]:
+        # Outputs and targets. Every rank has those of a whole mini-batch, and of shares only the ranks with the loss.
         arrange = self.batches.shapes.first.programs[self.output_stage].arrange
-        outputs = arrange(gather_outputs(self.worker.world, own)) if gather else None
-        if not with_loss:
-            return None, outputs
-        summary = summarise_step(self.sums, self.plan, runs, self.output_stage)
-        return (summary.times(size / summary.loss_weight) if summary.loss_weight else summary).loss, outputs
+        world, own = self.worker.world, [piece for run in runs for piece in run.results]
+        if batch.needs is None or not batch.with_targets:
+            return arrange(gather_outputs(world, own)), batch.targets
+        pairs = [(rows, (result, batch.target_rows(rows, world.device))) for rows, result in own]
+        outputs, targets = gather_outputs(world, pairs)
+        return arrange(outputs), targets
 
 
 def stretch(plan: Plan, samples: int) -> Plan:

@@ -82,6 +82,8 @@ class TrainStep:
         if not summary.loss_weight:
             return summary
         factor = self.plan.batch_size / summary.loss_weight  # see `sample_loss`
+        if factor == 1:
+            return summary
         self.update.scale_gradients(factor)
         return summary.times(factor)
 

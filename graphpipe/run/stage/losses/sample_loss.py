@@ -5,6 +5,8 @@ The pipeline multiplies the loss of a micro-batch by its share of the samples, a
     a mean over samples             as it is
     a mean with weights             times its share of the weights, divided by its share of the samples
     a pair (sum, weight)            sum / samples; the step is divided by weights / samples of the mini-batch at its end
+
+If a rank has only its own targets, a mean with weights is treated as the pair of mean times weights, and weights.
 """
 
 from collections.abc import Callable
@@ -19,7 +21,7 @@ from graphpipe.plans.sharding import SampleRange
 from graphpipe.run.stage.loss import checked_loss
 from graphpipe.run.stage.losses.check_leaves import check_leaves, check_module
 from graphpipe.run.stage.losses.check_mean import check_mean, joined
-from graphpipe.run.stage.losses.weighted_loss import WeightedLoss, recognised
+from graphpipe.run.stage.losses.weighted_loss import WeightedLoss, once, recognised
 from graphpipe.run.stage.mini_batch import MiniBatch
 from graphpipe.run.stage.tensor_tree import find_unknown_type, leaves, map_tensors
 
@@ -81,16 +83,16 @@ class SampleLoss:
                 or is no such mean.
         """
         targets = batch.target_rows(rows, device)
-        factor = 1.0 if self.weighted is None else self._factor(self.weighted, batch, targets, rows)
+        factor, weight = self._weights(batch, targets, rows, device)
         if factor == 0:
-            return LossOfRows(_nothing(output), None)
+            return LossOfRows(_nothing(output), weight)
         begins = [each.grad_fn for each in leaves(output) if each.grad_fn is not None]
         found = self.function(output, targets)
         if isinstance(found, tuple):
             result = _pair(found, len(rows))
         else:
             loss = checked_loss(found)
-            result = LossOfRows(loss if factor == 1 else loss * factor, None)
+            result = LossOfRows(loss if factor == 1 else loss * factor, weight)
         if batch.training and _is_power_of_two(batch.step) and find_unknown_type(output) is None:
             if torch.is_grad_enabled():
                 check_leaves(result.loss, leaves(output), begins, self.trained)
@@ -98,12 +100,38 @@ class SampleLoss:
                 self._check_mean(output, targets, batch)
         return result
 
+    @property
+    def weighs(self) -> bool:
+        """Whether the loss of some samples depends on the targets of all, through the sum of their weights."""
+        return self.weighted is not None and self.weighted.weight is not once
+
+    def weighs_apart(self, batch: MiniBatch) -> bool:
+        """Return whether the weights of a mean are summed after the losses: no rank has the targets of all samples."""
+        return self.weighs and batch.weighs_apart
+
+    def weight_of(self, batch: MiniBatch) -> float:
+        """Return what the loss of a mini-batch counts in a mean over several, where every rank has all targets."""
+        if self.weighted is None or not self.weighs:
+            return batch.size
+        return float(self.weighted.weight(batch.targets))
+
     def _check_mean(self, output: Any, targets: Any, batch: MiniBatch) -> None:
         given = (map_tensors(output, Tensor.detach), targets)
         if batch.size > 1 and all(len(each) == 1 for each in leaves(given) if each.dim()):
             before, self._one = self._one, given  # samples are compared with those of the micro-batch before
             given = joined(before, given) if before is not None else given
         check_mean(self.function, *given, first=batch.step == 1)
+
+    def _weights(
+        self, batch: MiniBatch, targets: Any, rows: SampleRange, device: torch.device
+    ) -> tuple[float, Tensor | None]:
+        # What the mean of some samples is multiplied by, and the weight that the step is divided by at its end.
+        if self.weighted is None:
+            return 1.0, None
+        if self.weighs_apart(batch):
+            weight = float(self.weighted.weight(targets))
+            return weight / len(rows), torch.as_tensor(weight, dtype=torch.float64, device=device)
+        return self._factor(self.weighted, batch, targets, rows), None
 
     def _factor(self, weighted: WeightedLoss, batch: MiniBatch, targets: Any, rows: SampleRange) -> float:
         if self._total[0] is not batch:

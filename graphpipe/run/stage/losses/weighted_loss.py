@@ -40,15 +40,16 @@ def recognised(loss_fn: Callable[[Any, Any], Any]) -> WeightedLoss | None:
     """
     settings = _settings(loss_fn)
     if settings.get("reduction") == "sum":
-        return WeightedLoss(loss_fn, _once)
+        return WeightedLoss(loss_fn, once)
     if settings.get("reduction") != "mean" or "ignore_index" not in settings:
         return None
     weights, ignored = settings["weight"], settings["ignore_index"]
     return WeightedLoss(loss_fn, partial(_labels, ignored=ignored, weights=weights))
 
 
-def _once(targets: Any) -> float:
-    # The loss of the mini-batch is the sum of the losses, which this makes it.
+def once(targets: Any) -> float:
+    """Return the weight of a sum: 1 for any number of samples, so that losses of micro-batches are added up."""
+    del targets
     return 1.0
 
 
