@@ -5,15 +5,17 @@ from math import exp, log
 from pathlib import Path
 from typing import Any
 
+from bench.pages import show
 from bench.record import RESULTS
 
 
 def markdown(name: str, title: str, caption: str, header: Sequence[str], lines: Sequence[Sequence[object]]) -> Path:
-    """Write `bench/results/NAME.md` and return its path."""
+    """Write `bench/results/NAME.md`, and the pages that show it, and return its path."""
     table = [header, ["---"] * len(header), *lines]
     text = "\n".join("| " + " | ".join(map(str, line)) + " |" for line in table)
     path = RESULTS / f"{name}.md"
     path.write_text(f"# {title}\n\n{caption}\n\n{text}\n")
+    show(name, f"{caption}\n\n{text}")
     return path
 
 

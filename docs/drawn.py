@@ -69,14 +69,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Fill in the tables that a page asks for: planners, files of a room, neighbours of a room,
-    results of a benchmark.
+    """Fill in the tables that a page asks for: planners, files of a room, neighbours of a room.
 
     The option `not-run` of a code block is removed. Only the tests read it, and superfences would refuse it.
     """
     markdown = re.sub(r'^(```\w+) not-run="[^"]*"$', r"\1", markdown, flags=re.MULTILINE)
     markdown = markdown.replace("<!-- planners -->", _planners())
-    return re.sub(r"<!-- (files|neighbours|results) of ([\w-]+) -->", lambda found: _MADE[found[1]](found[2]), markdown)
+    return re.sub(r"<!-- (files|neighbours) of ([\w-]+) -->", lambda found: _MADE[found[1]](found[2]), markdown)
 
 
 def _planners() -> str:
@@ -138,12 +137,7 @@ def _parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
-def _results(name: str) -> str:
-    """Return what a benchmark wrote, without its title."""
-    return (DOCS.parent / "bench" / "results" / f"{name}.md").read_text().partition("\n\n")[2]
-
-
-_MADE = {"files": _files, "neighbours": _neighbours, "results": _results}
+_MADE = {"files": _files, "neighbours": _neighbours}
 
 
 def _graph(name: str) -> gp.Graph:
