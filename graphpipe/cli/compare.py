@@ -95,6 +95,8 @@ def run(args: argparse.Namespace) -> int:
     runs = [Run(settings.planner, settings.weights) for settings in asked]
     followed = {str(run): honoured(settings) for run, settings in zip(runs, asked, strict=True)}
     notes = _notes(asked, followed)
+    if args.planners is None:
+        notes += _of_inference()
     problem, _ = read_problem(args)
     with _progress() as bar:
         task = bar.add_task("planners", total=len(followed), name="")
@@ -166,6 +168,11 @@ def _notes(asked: Sequence[PlanSettings], followed: Mapping[str, PlanSettings]) 
         if without:
             notes.append(f"without {option}, which they do not follow: {', '.join(without)}")
     return notes
+
+
+def _of_inference() -> list[str]:
+    names = sorted({*planner_names(trains=False)} - {*planner_names(trains=True)})
+    return [f"without {name}, which plans inference: graphpipe plan --inference --planner {name}" for name in names]
 
 
 def _search(problem: Problem, settings: Mapping[str, PlanSettings], with_trace: bool, run: str) -> PlannerResult:

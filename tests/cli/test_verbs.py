@@ -118,6 +118,14 @@ def test_compare_gives_a_row_per_planner(run: Run, graph: Path) -> None:
     assert "against best" in ran.err
 
 
+def test_compare_names_the_planners_that_it_leaves_out(run: Run, graph: Path) -> None:
+    """EdgePipe was missing without a word."""
+    ran = run("compare", graph, "--cluster", "summit:1x2", "--batch", 4)
+    assert ran.code == 0, ran.err
+    last = ran.out.splitlines()[-1]
+    assert last == "without edgepipe, which plans inference: graphpipe plan --inference --planner edgepipe"
+
+
 def test_compare_draws_the_step_of_every_plan(run: Run, graph: Path) -> None:
     words = ("compare", graph, "--cluster", "summit:1x4", "--batch", 16, "--planners", "spp,graphpipe,piper")
     ran = run(*words, "--timeline")

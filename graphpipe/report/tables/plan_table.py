@@ -16,22 +16,22 @@ from graphpipe.units import format_bytes, format_seconds
 
 COLUMNS = (
     Column(heading="stage", right=False),
-    Column(heading="operators", right=False, wraps=True, spare=4),
+    Column(heading="operators", right=False, wraps=True, spare=1),
     Column(heading="devices", right=False),
-    Column(heading="samples", spare=1),
-    Column(heading="in flight", spare=3),
-    Column(heading="forward", spare=2),
-    Column(heading="backward", spare=2),
+    Column(heading="samples", spare=2),
+    Column(heading="in flight", spare=4),
+    Column(heading="forward", spare=3),
+    Column(heading="backward", spare=3),
     Column(heading="memory"),
     Column(heading="feeds", right=False),
 )
-RECOMPUTES = Column(heading="recomputes", right=False, wraps=True, spare=1)
+RECOMPUTES = Column(heading="recomputes", right=False, wraps=True, spare=2)
 """Shown if a stage recomputes."""
-OFFLOADS = Column(heading="offloads", right=False, wraps=True, spare=1)
+OFFLOADS = Column(heading="offloads", right=False, wraps=True, spare=2)
 """Shown if a stage offloads."""
-SHARDS = Column(heading="shards", right=False, spare=1)
+SHARDS = Column(heading="shards", right=False, spare=2)
 """Shown if the replicas of a stage shard their state."""
-HALVES = Column(heading="backwards", right=False, spare=1)
+HALVES = Column(heading="backwards", right=False, spare=2)
 """Shown if the schedule splits the backward of a stage."""
 
 
