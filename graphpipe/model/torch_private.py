@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch._utils import _flatten_dense_tensors
-from torch.autograd.function import _SingleLevelFunction
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 TreeSpec = pytree.TreeSpec
 DispatchMode = TorchDispatchMode
-FunctionCalls: Any = _SingleLevelFunction
-"""The class from which every `autograd.Function` inherits `apply`, also where that was looked up before."""
+FunctionContext: Any = BackwardCFunction
+"""Made at each call of an `autograd.Function` (`_forward_cls`), also where its `apply` was looked up before."""
 Operator = OpOverload
 GROUPED_PRODUCT = torch.ops.aten._grouped_mm
 CONVERSION = torch.ops.aten._to_copy.default

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from graphpipe.model.torch_private import FunctionCalls
+from graphpipe.model.torch_private import FunctionContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ def watched_tensors() -> Generator[None]:
     """
     kind: Any = Tensor
     hooks = {name: getattr(Tensor, name) for name in _HOOKS}
-    FunctionCalls.apply = classmethod(_apply)
+    FunctionContext.__init__ = _begin
     for name, register in hooks.items():
         setattr(kind, name, _hooking(name, register))
     kind.grad_fn, kind.data = property(_grad_fn), property(_data, _set_data)
@@ -62,17 +62,16 @@ def watched_tensors() -> Generator[None]:
     try:
         yield
     finally:
-        del FunctionCalls.apply
+        del FunctionContext.__init__
         for name, register in hooks.items():
             setattr(kind, name, register)
         del kind.grad_fn, kind.data, kind.requires_grad
 
 
-def _apply(function: Any, *args: Any, **kwargs: Any) -> Any:
-    use = _USE.get()
+def _begin(context: Any) -> None:
+    use, function = _USE.get(), context._forward_cls
     if use is not None and torch.is_grad_enabled() and not _is_private_of_torch(function):
         use.own_backward(function.__name__)
-    return super(FunctionCalls, function).apply(*args, **kwargs)
 
 
 def _is_private_of_torch(function: Any) -> bool:
