@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import matrix_rows
@@ -28,12 +29,19 @@ def test_the_counts_are_those_of_the_tests(tmp_path: Path) -> None:
     )
     assert (found.passed, found.failed, found.skipped) == (2, 2, 2)
     assert found.failures == ("tests.a::fails", "::tests.b")
+    assert found.failed_files == ("tests/a.py", "tests/b.py")
     assert found.reasons == (("no GPU", 2),)
     missing = RowResult(name="other", date="2026-11-25", missing="this machine has no Python 3.14")
     assert table([found, missing]).splitlines()[2:] == [
-        "| row | 3.13.0 | 2.13.0+cu130 | 2 | 2 | 2 | 1 | 2026-11-25 |",
-        "| other | missing: this machine has no Python 3.14 | | | | | | 2026-11-25 |",
+        "| row | 3.13.0 | 2.13.0+cu130 | 2 |  | 2 | 2 | 1 | 2026-11-25 |",
+        "| other | missing: this machine has no Python 3.14 | | | | | | | 2026-11-25 |",
+        "",
+        "Skipped in row: 2 x no GPU.",
     ]
+
+
+def test_the_page_shows_the_rows_that_have_run() -> None:
+    assert run_matrix.BEGIN + run_matrix.saved_table() + run_matrix.END in run_matrix.PAGE.read_text()
 
 
 def test_a_python_that_does_not_start_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,26 +71,46 @@ def test_a_wheel_that_cannot_be_had_is_said_clearly(
     assert last == "matrix: THE NEWEST TORCH WAS NOT TRIED: uv, which installs, cannot be had: no network"
 
 
-@pytest.mark.parametrize("code", [0, 1])
-def test_a_failing_test_fails_the_row(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = ROWS[0]
-    results = tmp_path / "matrix.json"
+@pytest.fixture
+def row_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RowResult]:
+    """Return a function that runs the first row with tests that fail or pass, and returns what is saved."""
+    results, page = tmp_path / "matrix.json", tmp_path / "systems.md"
     results.write_text(json.dumps({"kept": {"passed": 7}}))
+    page.write_text(f"Rows:\n\n{run_matrix.BEGIN}| old |{run_matrix.END}\n")
 
-    def tested(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        junit = next(word.partition("=")[2] for word in command if word.startswith("--junitxml="))
-        Path(junit).write_text(XML if code else XML.replace("failure", "system-out").replace("error", "system-out"))
-        return subprocess.CompletedProcess(command, code)
+    def run(*options: str, fails: bool) -> RowResult:
+        def tested(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+            junit = next(word.partition("=")[2] for word in command if word.startswith("--junitxml="))
+            passing = XML.replace("failure", "system-out").replace("error", "system-out")
+            Path(junit).write_text(XML if fails else passing)
+            return subprocess.CompletedProcess(command, int(fails))
+
+        monkeypatch.setattr(run_matrix.subprocess, "run", tested)
+        assert run_matrix.main([ROWS[0].name, *options, "--folder", str(tmp_path)]) == fails
+        saved = json.loads(results.read_text())
+        assert saved["kept"] == {"passed": 7}
+        assert "old" not in page.read_text()
+        assert f"| {ROWS[0].name} | 3.11.7 | 2.13.0 | " in page.read_text()
+        return RowResult(**saved[ROWS[0].name])
 
     monkeypatch.setattr(run_matrix, "make_environment", lambda *_: Path(sys.executable))
     monkeypatch.setattr(run_matrix, "RESULTS", results)
+    monkeypatch.setattr(run_matrix, "PAGE", page)
     monkeypatch.setattr(run_matrix, "versions_of", lambda _: '{"python": "3.11.7", "torch": "2.13.0"}')
-    monkeypatch.setattr(run_matrix.subprocess, "run", tested)
-    assert run_matrix.main([row.name, "--folder", str(tmp_path)]) == code
-    saved = json.loads(results.read_text())
-    assert saved["kept"] == {"passed": 7}
-    assert saved[row.name]["failed"] == 2 * code
-    assert saved[row.name]["tests"] == "all"
+    return run
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_failing_test_fails_the_row(fails: bool, row_of: Callable[..., RowResult]) -> None:
+    row = row_of(fails=fails)
+    assert (row.failed, row.tests) == (2 * fails, "all")
+
+
+def test_failed_tests_are_run_again_after_a_mend(row_of: Callable[..., RowResult]) -> None:
+    row_of(fails=True)
+    row = row_of("--again", fails=False)
+    assert (row.passed, row.failed, row.mended, [*row.failures]) == (4, 0, 2, [])
+    assert row_of("--again", fails=False) == row
 
 
 def test_rows_leave_out_the_pinned_torch_only(tmp_path: Path) -> None:

@@ -32,11 +32,19 @@ class RowResult:
     passed: int = 0
     failed: int = 0
     """Tests that failed, and files that could not be read."""
+    mended: int = 0
+    """Tests of `passed` that failed when the row ran, and passed after a mend."""
     skipped: int = 0
     seconds: float = 0.0
     failures: tuple[str, ...] = ()
     reasons: tuple[tuple[str, int], ...] = ()
     """Why tests were skipped, with the number of tests."""
+
+    @property
+    def failed_files(self) -> tuple[str, ...]:
+        """The files of the tests that failed."""
+        modules = dict.fromkeys(each.rpartition("::")[0] or each.strip(":") for each in self.failures)
+        return tuple(f"{module.replace('.', '/')}.py" for module in modules)
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as JSON."""
@@ -73,12 +81,23 @@ def versions_of(python: Path) -> str:
 
 
 def table(results: Sequence[RowResult]) -> str:
-    """Return the rows as a table in Markdown."""
-    lines = ["| row | Python | torch | passed | failed | skipped | minutes | date |", "|" + " --- |" * 8]
+    """Return the rows as a table in Markdown, with the reasons of skipped tests below it."""
+    lines = ["| row | Python | torch | passed | of these after a mend | failed | skipped | minutes | date |"]
+    lines.append("|" + " --- |" * 9)
     for each in results:
         if each.missing:
-            lines.append(f"| {each.name} | missing: {each.missing} | | | | | | {each.date} |")
+            lines.append(f"| {each.name} | missing: {each.missing} | | | | | | | {each.date} |")
         else:
-            counts = f"{each.passed:,} | {each.failed} | {each.skipped} | {each.seconds / 60:.0f}"
+            passed = f"{each.passed:,} | {each.mended or ''}"
+            counts = f"{passed} | {each.failed} | {each.skipped} | {each.seconds / 60:.0f}"
             lines.append(f"| {each.name} | {each.python} | {each.torch} | {counts} | {each.date} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_reasons(results)])
+
+
+def _reasons(results: Sequence[RowResult]) -> list[str]:
+    # Rows that skip the same tests share a line.
+    rows: dict[str, list[str]] = {}
+    for each in results:
+        if each.reasons:
+            rows.setdefault("; ".join(f"{count} x {reason}" for reason, count in each.reasons), []).append(each.name)
+    return ["", *(f"Skipped in {', '.join(names)}: {reasons}." for reasons, names in rows.items())] if rows else []

@@ -77,18 +77,25 @@ def newest_python(versions: tuple[str, ...] = ("3.14", "3.13", "3.12", "3.11")) 
     raise MissingError(f"this machine has no Python {versions[-1]} to {versions[0]}")
 
 
-def make_environment(row: Row, folder: Path) -> Path:
+def make_environment(row: Row, folder: Path, seconds: float = INSTALL_SECONDS) -> Path:
     """Make the environment of a row in a folder, and return its Python.
+
+    Args:
+        row: to make.
+        folder: for the environment.
+        seconds: that the packages may take.
 
     Raises:
         MissingError: this machine lacks the Python, or the packages cannot be had.
     """
-    _run([str(find_python(row.python)), "-m", "venv", "--clear", str(folder)], "the environment cannot be made")
+    venv = [str(find_python(row.python)), "-m", "venv", "--clear", str(folder)]
+    _run(venv, "the environment cannot be made", seconds)
     own = folder / "bin" / "python"
-    _run([str(own), "-m", "pip", "install", "--quiet", "uv"], "uv, which installs, cannot be had")
+    _run([str(own), "-m", "pip", "install", "--quiet", "uv"], "uv, which installs, cannot be had", seconds)
     install = [str(own), "-m", "uv", "pip", "install", "--quiet", "--python", str(own), *_indexes(own)]
     packages = [f"torch=={row.torch}" if row.torch else "torch", "--editable", f"{ROOT}[dev]"]
-    _run([*install, *_chosen(row.versions, folder), *packages], f"torch {row.torch or ''} or a package cannot be had")
+    problem = f"torch {row.torch or ''} or a package cannot be had"
+    _run([*install, *_chosen(row.versions, folder), *packages], problem, seconds)
     return own
 
 
@@ -115,11 +122,11 @@ def _chosen(versions: Versions, folder: Path) -> list[str]:
     return ["-c", str(pinned)]
 
 
-def _run(command: list[str], problem: str) -> None:
+def _run(command: list[str], problem: str, seconds: float) -> None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=INSTALL_SECONDS)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)
     except subprocess.TimeoutExpired:
-        raise MissingError(f"{problem} within {INSTALL_SECONDS} s") from None
+        raise MissingError(f"{problem} within {seconds:g} s") from None
     if done.returncode:
         said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         raise MissingError(f"{problem}: {' '.join(said[-3:]) or f'code {done.returncode}'}")

@@ -2,9 +2,10 @@
 
     make matrix                                  all rows, the whole tests: hours
     make matrix ROWS='3.12-2.11.0-pinned'        some rows
+    make matrix ROWS='--again 3.12-2.11.0-pinned'  after a mend, the files of the tests that failed
     make matrix ROWS=--short                     the newest torch on the newest Python, a few tests
 
-The results are saved after each row, beside those of rows that ran before.
+The results are saved after each row, beside those of rows that ran before, and stand in `docs/systems.md`.
 """
 
 import argparse
@@ -12,13 +13,15 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from matrix_results import RowResult, read_junit, table, versions_of
-from matrix_rows import ROOT, ROWS, MissingError, Row, make_environment, newest_python
+from matrix_rows import INSTALL_SECONDS, ROOT, ROWS, MissingError, Row, make_environment, newest_python
 
-RESULTS = ROOT / "bench" / "results" / "matrix.json"
+RESULTS, PAGE = ROOT / "bench" / "results" / "matrix.json", ROOT / "docs" / "systems.md"
+BEGIN, END = "<!-- rows of make matrix -->\n\n", "\n\n<!-- end of the rows -->"
 SHORT = (
     "tests/test_package.py",
     "tests/doctor/test_check_ranks.py",
@@ -30,6 +33,8 @@ SHORT = (
     "tests/zoo_graphs",
 )
 """Launch, capture, runtime, zoo and doctor: what a new torch has broken."""
+SHORT_INSTALL_SECONDS = 150
+"""Seconds that the packages of the short row may take: several GB."""
 
 
 def main(words: list[str]) -> int:
@@ -37,6 +42,7 @@ def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*", help=f"names of rows (default: all): {', '.join(row.name for row in ROWS)}")
     parser.add_argument("--short", action="store_true", help="a row of the newest torch with a few tests, not saved")
+    parser.add_argument("--again", action="store_true", help="of rows that ran, only the files of tests that failed")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "matrix", help="for the environments")
     parser.add_argument("--keep", action="store_true", help="keep the environments: 5 GB each")
     given = parser.parse_args(words)
@@ -45,7 +51,8 @@ def main(words: list[str]) -> int:
     known = {row.name: row for row in ROWS}
     if unknown := [name for name in given.rows if name not in known]:
         parser.error(f"there is no row {unknown[0]}")
-    results = [_run_and_save(known[name], given.folder, keep=given.keep) for name in given.rows or known]
+    run = run_again if given.again else run_row
+    results = [_saved(run(known[name], given.folder, keep=given.keep)) for name in given.rows or known]
     print(table(results))
     return int(any(each.failed for each in results))
 
@@ -59,11 +66,36 @@ def _short(folder: Path) -> int:
     return int(result.failed > 0)
 
 
-def _run_and_save(row: Row, folder: Path, *, keep: bool) -> RowResult:
-    result = run_row(row, folder, keep=keep)
+def _saved(result: RowResult) -> RowResult:
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    RESULTS.write_text(json.dumps(known | {row.name: result.to_json()}, indent=1) + "\n")
+    RESULTS.write_text(json.dumps(known | {result.name: result.to_json()}, indent=1) + "\n")
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(before + BEGIN + saved_table() + END + rest.partition(END)[2])
     return result
+
+
+def saved_table() -> str:
+    """Return the table of all rows that have run, in the order of `ROWS`."""
+    known = json.loads(RESULTS.read_text())
+    return table([RowResult(**known[row.name]) for row in ROWS if row.name in known])
+
+
+def run_again(row: Row, folder: Path, *, keep: bool) -> RowResult:
+    """Run the files of a saved row's failed tests once more, and return the row with what they say now."""
+    before = RowResult(**json.loads(RESULTS.read_text())[row.name])
+    if not before.failures:
+        return before
+    now = run_row(row, folder, before.failed_files, keep=keep)
+    mended = before.failed - now.failed
+    return replace(
+        before,
+        date=now.date,
+        missing=now.missing,
+        passed=before.passed + mended,
+        failed=now.failed,
+        failures=now.failures,
+        mended=before.mended + mended,
+    )
 
 
 def run_row(row: Row, folder: Path, tests: tuple[str, ...] = (), *, keep: bool) -> RowResult:
@@ -80,7 +112,7 @@ def run_row(row: Row, folder: Path, tests: tuple[str, ...] = (), *, keep: bool) 
     junit.unlink(missing_ok=True)
     try:
         print(f"matrix: {row.name}: making its environment", flush=True)
-        python = make_environment(row, own)
+        python = make_environment(row, own, SHORT_INSTALL_SECONDS if tests == SHORT else INSTALL_SECONDS)
         versions = json.loads(versions_of(python))
         workers = "2" if tests else "4"
         spread = ["--numprocesses", workers, "--dist", "loadfile", "--no-loadscope-reorder"]
