@@ -133,6 +133,15 @@ def data(part: Literal["train", "held-out"]) -> tuple[dict[str, Tensor], Tensor]
     return {"pixels": pixels, "tokens": torch.stack([tokenise(caption) for caption in captions])}, labels
 
 
+def samples(part: Literal["train", "held-out"]) -> list[dict[str, Tensor]]:
+    """Return the samples of a part, as a data set of `graphpipe train`."""
+    inputs, labels = data(part)
+    return [
+        {"pixels": pixels, "tokens": tokens, "label": label}
+        for pixels, tokens, label in zip(inputs["pixels"], inputs["tokens"], labels, strict=True)
+    ]
+
+
 def batches(epochs: int, batch_size: int = 128, seed: int = 0) -> list[tuple[dict[str, Tensor], Tensor]]:
     """Return the mini-batches of a training. Each epoch has another order and drops the incomplete mini-batch."""
     inputs, labels = data("train")
@@ -149,7 +158,8 @@ def task() -> gp.Task:
         module=module,
         example_inputs=example_inputs,
         loss_fn=loss_fn,
-        epoch=lambda epoch, batch_size, seed: batches(1, batch_size, seed=1000 * seed + epoch),
+        dataset=samples("train"),
+        targets="label",
         held_out=data("held-out"),
         accuracy=accuracy,
     )

@@ -61,8 +61,9 @@ def _of_config(args: argparse.Namespace, output: Output) -> "tuple[Equivalence, 
     from graphpipe.equivalence.check import check
     from graphpipe.training.config.from_toml import read_config
     from graphpipe.training.make_plan import make_plan, use_plan
-    from graphpipe.training.task.count_steps import count_steps
-    from graphpipe.training.task.task import as_batch, load_task
+    from graphpipe.training.task.count_steps import check_data, count_steps
+    from graphpipe.training.task.first_samples import first_samples
+    from graphpipe.training.task.task import load_task
 
     for name in ("cluster", "batch", "micro_batch", "schedule", "look_into"):
         if getattr(args, name):
@@ -72,11 +73,13 @@ def _of_config(args: argparse.Namespace, output: Output) -> "tuple[Equivalence, 
     with waiting("loading the task"):
         task = load_task(config.task, config.folder, config.train.seed)
     count_steps(config, task)
+    check_data(config, task)
     if args.plan:
         plan, captured = use_plan(config, task, args.plan)
     else:
         plan, captured = make_plan(config, task, Cluster.resolve(config.cluster), output.show)
-    inputs, targets = as_batch(next(iter(task.epoch(0, config.train.batch_size, config.train.seed))), "epoch")
+    size = config.train.batch_size
+    inputs, targets = first_samples(task, size, size, config.train.seed)
     with waiting("checking the plan against plain PyTorch"):
         return check(plan, task.module, task.loss_fn, inputs, targets, captured=captured), ""
 

@@ -6,13 +6,15 @@ from contextlib import suppress
 from graphpipe.equivalence.check import NotChecked, check
 from graphpipe.equivalence.equivalence import Equivalence
 from graphpipe.equivalence.known_checks import entry_of, note_equal
+from graphpipe.equivalence.small_plan import small_plan
 from graphpipe.errors import InvalidInput
 from graphpipe.files.cache_folder import cache_folder
 from graphpipe.model.capture.capture import Captured
 from graphpipe.plans import Plan
 from graphpipe.run.device.random_state import RandomState
 from graphpipe.training.config.settings import TrainConfig
-from graphpipe.training.task.task import Task, as_batch
+from graphpipe.training.task.first_samples import first_samples
+from graphpipe.training.task.task import Task
 from graphpipe.units import format_seconds
 from graphpipe.waiting import waiting
 
@@ -42,8 +44,8 @@ def check_task(config: TrainConfig, task: Task, plan: Plan, captured: Captured, 
         return
     random = RandomState.now()
     try:
-        batches = task.epoch(0, config.train.batch_size, config.train.seed)
-        inputs, targets = as_batch(next(iter(batches)), "epoch")
+        size = config.train.batch_size
+        inputs, targets = first_samples(task, small_plan(plan).batch_size, size, config.train.seed)
         with waiting("checking the plan against plain PyTorch"):
             found = check(plan, task.module, task.loss_fn, inputs, targets, captured=captured)
     except NotChecked as error:

@@ -26,8 +26,12 @@ from graphpipe.run.device.precision import check_planned_precision
 from graphpipe.simulator import predict
 from graphpipe.training.config.optimizers import build_optimizer
 from graphpipe.training.config.settings import TrainConfig
-from graphpipe.training.task.task import Task, as_batch
+from graphpipe.training.task.first_samples import first_samples
+from graphpipe.training.task.task import Task
 from graphpipe.waiting import waiting
+
+_PROFILED = 32
+"""Samples of a data set that are read for profiling. More rows are made of them."""
 
 
 def make_plan(config: TrainConfig, task: Task, cluster: Cluster, tell: Callable[[str], None]) -> tuple[Plan, Captured]:
@@ -158,7 +162,7 @@ def _costs(
         return costs
     tell(f"profiling {len(graph.ops)} operators as they will run on {cluster.name}")
     size = config.train.batch_size
-    inputs, targets = as_batch(next(iter(task.epoch(0, size, config.train.seed))), "epoch")
+    inputs, targets = first_samples(task, min(size, _PROFILED), size, config.train.seed)
     return profile(
         task.module,
         inputs,

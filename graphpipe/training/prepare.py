@@ -23,7 +23,7 @@ from graphpipe.training.config.settings import RunSettings, TrainConfig
 from graphpipe.training.make_plan import make_plan, use_plan, with_policy_of
 from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.training.run_folder.run_lock import RunLock
-from graphpipe.training.task.count_steps import count_steps
+from graphpipe.training.task.count_steps import check_data, count_steps
 from graphpipe.training.task.task import Task
 from graphpipe.training.telemetry.loggers import check_loggers
 
@@ -72,6 +72,7 @@ def prepare(
     if resume and resume.checkpoints.is_dir():
         lock.take(resume)
     steps = count_steps(config, task)
+    check_data(config, task)
     planned = config
     if resume and plan is None:
         last, plan, changed = _resumed_plan(config, resume, steps, tell)

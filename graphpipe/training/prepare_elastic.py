@@ -20,7 +20,7 @@ from graphpipe.training.make_plan import make_plan, plan_again, use_plan
 from graphpipe.training.prepare import Prepared, save_plan
 from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.training.run_folder.run_lock import RunLock
-from graphpipe.training.task.count_steps import count_steps
+from graphpipe.training.task.count_steps import check_data, count_steps
 from graphpipe.training.task.task import Task
 
 
@@ -89,6 +89,7 @@ def prepare_elastic(
     """
     folder, cluster, ranks = membership.folder, membership.cluster, len(membership.cluster.devices)
     steps = count_steps(config, task)
+    check_data(config, task)
     planning_seconds = None
     lock.take(folder, config.run.timeout_seconds)  # A host that was cut off gives up within this time.
     if has_checkpoint(folder):

@@ -18,17 +18,18 @@ from graphpipe.plans import Plan
 from graphpipe.run.checkpoint.checkpoints import Checkpoints
 from graphpipe.run.checkpoint.export_weights import save_weights
 from graphpipe.run.checkpoint.training_state import DataPosition
-from graphpipe.run.comm.collective_calls import collective_call, wait_for_ranks
+from graphpipe.run.comm.collective_calls import collective_call
 from graphpipe.run.faults.fault import parse_faults
 from graphpipe.run.faults.rank_status import STATUS_FOLDER
 from graphpipe.run.pipeline import Pipeline
-from graphpipe.run.stage.loss import kind_of
+from graphpipe.run.stage.shares.batch_share import GivenBatch
 from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.weights.weight_update import SchedulerFactory
 from graphpipe.trace import Trace
 from graphpipe.training.config.optimizers import apply_settings, build_optimizer, scheduler_factory
 from graphpipe.training.config.settings import TrainConfig
-from graphpipe.training.elastic.survivor import BufferCopies, RepeatableBatches, Survivor
+from graphpipe.training.elastic.survivor import BufferCopies, KeptState, Reader, RepeatableBatches, Survivor
+from graphpipe.training.evaluate_task import evaluate_task
 from graphpipe.training.run_folder.leave_request import LeaveRequest
 from graphpipe.training.run_folder.metrics_log import StepMetrics, read_metrics_log
 from graphpipe.training.run_folder.recoveries import note_recovery, read_recoveries
@@ -37,7 +38,8 @@ from graphpipe.training.run_folder.train_result import TrainResult
 from graphpipe.training.segment_ends import segment_ends
 from graphpipe.training.task.count_steps import count_steps
 from graphpipe.training.task.data_reader import DataReader
-from graphpipe.training.task.task import Batch, Task, load_task
+from graphpipe.training.task.dataset_reader import DatasetReader
+from graphpipe.training.task.task import Task, load_task
 from graphpipe.training.telemetry.banner import readiness, show_banner
 from graphpipe.training.telemetry.telemetry import Telemetry, open_telemetry
 
@@ -122,8 +124,7 @@ def _train(
     """Train, evaluate and save with one generation of ranks."""
     main = int(os.environ.get("RANK", "0")) == 0
     kept = survivor.kept
-    size, seed = config.train.batch_size, config.train.seed
-    reader = kept.reader if kept else DataReader(task=task, batch_size=size, seed=seed, position=DataPosition())
+    reader = kept.reader if kept else _reader(config, task)
     history = kept.history if kept else read_metrics_log(folder.metrics_log) if resume else []
     with (
         Pipeline(
@@ -156,7 +157,7 @@ def _train(
                 where=str(folder.metrics_log),
                 remedy="`graphpipe export` writes the weights of the last checkpoint.",
             )
-        batches = kept.batches if kept else RepeatableBatches.after(pipeline.steps, iter(reader))
+        batches = _batches(pipeline, reader, kept)
         world = pipeline.world
         ready = readiness(world, plan)
         if main:
@@ -172,7 +173,7 @@ def _train(
             pipeline.sync_model()
             # Weights are saved before the user's `accuracy`, which may raise.
             collective_call(world, lambda: save_weights(task.module, folder.weights) if main else None, slow=True)
-            loss, accuracy = _evaluate(task, pipeline)
+            loss, accuracy = evaluate_task(task, pipeline, config.train)
             result = TrainResult.of(plan, history, loss=loss, accuracy=accuracy, recoveries=read_recoveries(folder))
             telemetry.end(result)
         if main:
@@ -180,8 +181,32 @@ def _train(
     return result
 
 
+def _reader(config: TrainConfig, task: Task) -> Reader:
+    size, seed = config.train.batch_size, config.train.seed
+    if (source := task.source()) is None:
+        return DataReader(task=task, batch_size=size, seed=seed, position=DataPosition())
+    return DatasetReader(
+        source=source,
+        sampler=task.sampler,
+        batch_size=size,
+        seed=seed,
+        workers=config.train.workers,
+        prefetch=config.train.prefetch,
+    )
+
+
+def _batches(pipeline: Pipeline, reader: Reader, kept: KeptState | None) -> RepeatableBatches:
+    if kept is None:
+        return RepeatableBatches.after(pipeline.steps, reader.batches(pipeline.needs()))
+    if isinstance(reader, DatasetReader):  # The ranks that are left need other rows.
+        if kept.batches.taken > pipeline.steps:
+            reader.step_back()
+        return RepeatableBatches.after(pipeline.steps, reader.batches(pipeline.needs()))
+    return kept.batches
+
+
 def _options(
-    config: TrainConfig, schedule: SchedulerFactory, plan: Plan, folder: RunFolder, reader: DataReader
+    config: TrainConfig, schedule: SchedulerFactory, plan: Plan, folder: RunFolder, reader: Reader
 ) -> PipelineOptions:
     return PipelineOptions(
         lr_scheduler=schedule,
@@ -219,8 +244,8 @@ def reporting_status(pipeline: Pipeline) -> Generator[None]:
 def _steps(
     config: TrainConfig,
     pipeline: Pipeline,
-    reader: DataReader,
-    batches: Iterator[Batch],
+    reader: Reader,
+    batches: Iterator[GivenBatch],
     checkpoints: Checkpoints,
     telemetry: Telemetry,
     history: list[StepMetrics],
@@ -247,7 +272,7 @@ def _steps(
     return traces
 
 
-def _segment(pipeline: Pipeline, batches: Iterator[Batch], end: int) -> list[StepMetrics]:
+def _segment(pipeline: Pipeline, batches: Iterator[GivenBatch], end: int) -> list[StepMetrics]:
     """Train to a step, and return the steps; those of a segment took equally long."""
     first = pipeline.steps + 1
     start = time.perf_counter()
@@ -258,26 +283,6 @@ def _segment(pipeline: Pipeline, batches: Iterator[Batch], end: int) -> list[Ste
 
 def _flushes(plan: Plan) -> bool:
     return plan.weights == "flush"
-
-
-def _evaluate(task: Task, pipeline: Pipeline) -> tuple[float | None, float | None]:
-    """Return loss and accuracy on the held-out samples. With an accuracy function the loss is None, and vice versa."""
-    if task.held_out is None:
-        return None, None
-    inputs, targets = task.held_out
-    if task.accuracy is None:
-        return pipeline.evaluate(inputs, targets, gather=False)[0], None
-    accuracy, outputs = task.accuracy, pipeline.evaluate(inputs)[1]
-    values: list[object] = []
-    # A rank that is lost in the user's function is noticed before rank 0 writes results.
-    wait_for_ranks(pipeline.world, lambda: values.append(accuracy(outputs, targets)))
-    found = values[0]
-    try:
-        return None, float(found)  # pyright: ignore[reportArgumentType]
-    except (TypeError, ValueError, RuntimeError):
-        raise InvalidInput(
-            f"returned {kind_of(found)}, must return one number", where="accuracy", remedy="Return its mean()."
-        ) from None
 
 
 def _save(folder: RunFolder, traces: Sequence[Trace], result: TrainResult) -> None:

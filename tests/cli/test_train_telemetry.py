@@ -114,7 +114,7 @@ def test_tensorboard_reads_the_metrics_back(folder: Path) -> None:
     result = json.loads((folder / "metrics.json").read_text())
     (accuracy,) = read.Scalars("held_out/accuracy")
     assert (accuracy.step, accuracy.value) == (STEPS, pytest.approx(result["accuracy"]))
-    names = {"train/loss", "train/step_seconds", "train/samples_per_second", "held_out/accuracy"}
+    names = {"train/loss", "train/step_seconds", "train/samples_per_second", "held_out/accuracy", "held_out/loss"}
     assert set(read.Tags()["scalars"]) == names | {"memory/rank0_held_bytes", "memory/rank0_peak_bytes"}
 
 

@@ -49,6 +49,11 @@ class TrainSettings:
     segment_steps: int = 32
     """Steps after which the pipeline drains, if the plan's weight policy does not flush. It also drains for a
     checkpoint. The mini-batches of all these steps are in memory at once."""
+    workers: int = 0
+    """Processes of each rank that read samples of the task's data set ahead. 0 reads them in the rank itself. Ranks
+    that read nothing start none."""
+    prefetch: int = 2
+    """Mini-batches that each of these processes reads ahead."""
     loggers: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Loggers of loss, throughput and memory, besides metrics.jsonl. Each needs the extra of the same name."""
     check: bool = True
@@ -63,6 +68,8 @@ class TrainSettings:
             raise InvalidInput("neither steps nor epochs is given", where="train", remedy="Give one, or both.")
         _at_least_one("train.keep", self.keep)
         _at_least_one("train.segment_steps", self.segment_steps)
+        _not_negative("train.workers", self.workers)
+        _at_least_one("train.prefetch", self.prefetch)
         counts = {"steps": self.steps, "epochs": self.epochs, "checkpoint_every": self.checkpoint_every}
         for name, number in counts.items():
             _at_least_one(f"train.{name}", 1 if number is None else number)

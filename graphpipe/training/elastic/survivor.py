@@ -19,13 +19,15 @@ from graphpipe.run.checkpoint.checkpoints import Checkpoints
 from graphpipe.run.device.precision import LossScale
 from graphpipe.run.device.random_state import RandomState
 from graphpipe.run.pipeline import Pipeline
+from graphpipe.run.stage.shares.batch_share import GivenBatch
 from graphpipe.run.weights.weight_update import ScheduledOptimizer
 from graphpipe.training.config.settings import TrainConfig
 from graphpipe.training.elastic.degraded_plan import why_not_reroute
 from graphpipe.training.run_folder.metrics_log import StepMetrics
 from graphpipe.training.task.data_reader import DataReader
-from graphpipe.training.task.task import Batch
+from graphpipe.training.task.dataset_reader import DatasetReader
 
+Reader = DataReader | DatasetReader
 _CHANGING = ("optimizer", "buffers")
 """What a rank does while its weights are those of no step, or `Pipeline.steps` is one less than it has done."""
 
@@ -34,23 +36,23 @@ _CHANGING = ("optimizer", "buffers")
 class RepeatableBatches:
     """The mini-batches of a training, of which the last one can be given again."""
 
-    batches: Iterator[Batch]
+    batches: Iterator[GivenBatch]
     given: int
     """The number of the last mini-batch that was given, from 1."""
     taken: int
     """The number of the last mini-batch that was read."""
-    last: Batch | None = None
+    last: GivenBatch | None = None
 
     @staticmethod
-    def after(steps: int, batches: Iterator[Batch]) -> "RepeatableBatches":
+    def after(steps: int, batches: Iterator[GivenBatch]) -> "RepeatableBatches":
         """Give the mini-batches that follow so many steps."""
         return RepeatableBatches(batches, steps, steps)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[GivenBatch]:
         """Return the mini-batches."""
         return self
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> GivenBatch:
         """Return the next mini-batch: the last one again, or one that is read."""
         if self.given == self.taken or self.last is None:
             self.last = next(self.batches)
@@ -73,7 +75,7 @@ class KeptState:
     optimizers: Sequence[ScheduledOptimizer]
     loss_scale: LossScale | None
     random: RandomState
-    reader: DataReader
+    reader: Reader
     batches: RepeatableBatches
     history: list[StepMetrics]
 
@@ -138,7 +140,7 @@ class Survivor:
         self,
         pipeline: Pipeline,
         checkpoints: Checkpoints,
-        reader: DataReader,
+        reader: Reader,
         batches: RepeatableBatches,
         history: list[StepMetrics],
         steps: int,

@@ -20,7 +20,7 @@ class TrainResult:
     loss_first: float
     loss_last: float
     loss_held_out: float | None
-    """None if the task has an accuracy function, or no held-out samples."""
+    """None if the task has no held-out samples, or no targets of them."""
     accuracy: float | None
     step_seconds_predicted: float | None
     step_seconds_measured: float

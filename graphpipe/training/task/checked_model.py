@@ -12,7 +12,8 @@ from graphpipe.graph import Graph
 from graphpipe.model.inputs import Inputs, input_names, name_inputs
 from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.tensor_tree import leaves
-from graphpipe.training.task.task import Batch, Task, as_batch
+from graphpipe.training.task.first_samples import first_samples
+from graphpipe.training.task.task import Batch, Task
 from graphpipe.training.task.user_function import call, model_of
 
 _FARTHER = 0.1
@@ -56,7 +57,7 @@ def find_checked_model(word: str, folder: str | Path = ".") -> CheckedModel:
             module=given.module,
             example_inputs=given.example_inputs,
             loss_fn=given.loss_fn,
-            samples=lambda count: as_batch(next(iter(given.epoch(0, count, 0))), "epoch"),
+            samples=lambda count: first_samples(given, count, count, 0),
             graph=given.graph,
         )
     model = model_of(given, word)

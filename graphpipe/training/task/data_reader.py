@@ -7,6 +7,7 @@ from itertools import islice
 from graphpipe.errors import InvalidInput
 from graphpipe.run.checkpoint.training_state import DataPosition
 from graphpipe.run.device.random_state import RandomState
+from graphpipe.run.stage.shares.needs import Needs
 from graphpipe.training.task.task import Batch, Task, as_batch
 
 
@@ -25,12 +26,18 @@ class DataReader:
     position: DataPosition
     """After the last mini-batch that was returned."""
 
+    def batches(self, needs: Needs) -> Iterator[Batch]:
+        """Yield the whole mini-batches from the position on, whatever this rank needs of them."""
+        del needs
+        return iter(self)
+
     def __iter__(self) -> Iterator[Batch]:
         """Yield the mini-batches from the position on.
 
         Raises:
             InvalidInput: an epoch yields none.
         """
+        assert self.task.epoch is not None, "a task with a data set has another reader"
         while True:
             start = self.position
             if start.random is not None:

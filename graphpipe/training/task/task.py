@@ -2,18 +2,21 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Sampler
 
-from graphpipe.errors import InvalidInput
+from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph
 from graphpipe.model.inputs import Inputs, input_names, name_inputs
 from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.mini_batch import check_rows
+from graphpipe.training.task.sample_order import OrderFunction, check_sampler
+from graphpipe.training.task.sample_source import Collate, SampleSource
 from graphpipe.training.task.user_function import call
 
 Batch = tuple[Inputs, Any]
@@ -30,10 +33,27 @@ class Task:
     example_inputs: Inputs
     """Real values of a few samples, for capturing and profiling."""
     loss_fn: LossFunction
-    epoch: Callable[[int, int, int], Iterable[Batch]]
-    """(epoch from 0, batch size, seed) -> the mini-batches of the epoch, all of this size and equal on every rank."""
-    held_out: Batch | None = None
-    """Samples for evaluation at the end. None: the model is not evaluated."""
+    epoch: Callable[[int, int, int], Iterable[Batch]] | None = None
+    """(epoch from 0, batch size, seed) -> the mini-batches of the epoch, all of this size and equal on every rank,
+    which reads all of them. Give this or `dataset`."""
+    dataset: Any = None
+    """A data set with a length and samples by index: of torch, of Hugging Face `datasets`, or a list. A sample is a
+    pair (inputs, target), or a dict. Each rank reads only the samples that its stages consume (docs/data.md)."""
+    collate: Collate | None = None
+    """Makes (inputs, targets), or a dict of both by name, from a list of samples. None: tensors, numbers and lists of
+    numbers are stacked. It gets only the samples, and the columns, that are read on a rank."""
+    targets: str | Sequence[str] | None = None
+    """Name of the target in a sample that is a dict. For several names, or none, `()`, the loss gets a dict. None: a
+    sample is a pair, or `collate` returns one."""
+    columns: Mapping[str, str | Sequence[str]] = field(default_factory=dict[str, str | Sequence[str]])
+    """The columns of the data set that an input or target is made of, by its name; by default the column of its name. A
+    data set with `column_names` and `select_columns` is asked only for the columns that a rank needs."""
+    sampler: "OrderFunction | Sampler[int] | None" = None
+    """(epoch from 0, seed) -> indices of the epoch's samples, in order; or a sampler of torch. None: all samples, in an
+    order drawn from epoch and seed. What is left of an epoch after the last whole mini-batch is not trained."""
+    held_out: Any = None
+    """Samples for evaluation at the end: a pair (inputs, targets), or a data set with samples as those of `dataset`,
+    which is evaluated in mini-batches. None: the model is not evaluated."""
     accuracy: Callable[[Any, Any], float] | None = None
     """(outputs, targets) of the held-out samples -> share of correct outputs. None: their loss is reported instead."""
     graph: Graph | None = None
@@ -55,11 +75,89 @@ class Task:
         if not isinstance(cast("object", self.graph), Graph | None):
             raise InvalidInput(f"graph is a {type(self.graph).__name__}, must be a graph of `capture`", where="Task")
         _check_function("loss_fn", self.loss_fn, "outputs", "targets")
-        _check_function("epoch", self.epoch, "epoch", "batch_size", "seed")
+        if (self.epoch is None) == (self.dataset is None):
+            what = "neither epoch nor dataset is given" if self.epoch is None else "epoch and dataset are both given"
+            raise InvalidInput(what, where="Task", remedy="Give one of them.")
+        if self.epoch is not None:
+            _check_function("epoch", self.epoch, "epoch", "batch_size", "seed")
+        if self.dataset is not None:
+            check_dataset(self.dataset, "dataset")
+        if self.collate is not None:
+            _check_function("collate", self.collate, "samples")
+        check_sampler(self.sampler)
         if self.accuracy is not None:
             _check_function("accuracy", self.accuracy, "outputs", "targets")
-        if self.held_out is not None:
+        if _holds_tensors(self.held_out):
             as_batch(self.held_out, "held_out")
+        elif self.held_out is not None and not is_pair(self.held_out):
+            check_dataset(self.held_out, "held_out")
+
+    def source(self) -> SampleSource | None:
+        """Return the data set with how its samples become inputs and targets; None if the task gives `epoch`."""
+        return None if self.dataset is None else self._source_of(self.dataset, "dataset")
+
+    def held_out_source(self) -> SampleSource | None:
+        """Return the same of the samples for evaluation; None if they are a pair, or if there are none."""
+        whole = self.held_out is None or is_pair(self.held_out)
+        return None if whole else self._source_of(self.held_out, "held_out")
+
+    def _source_of(self, dataset: Any, name: str) -> SampleSource:
+        targets = (self.targets,) if isinstance(self.targets, str) else self.targets
+        found = SampleSource(
+            dataset=dataset,
+            inputs=input_names(self.module, self.example_inputs),
+            collate=self.collate,
+            columns={key: (each,) if isinstance(each, str) else tuple(each) for key, each in self.columns.items()},
+            targets=None if targets is None else tuple(targets),
+            one_target=isinstance(self.targets, str),
+            field=name,
+        )
+        if unknown := [key for key in found.columns if key not in (*found.inputs, *(found.targets or ()))]:
+            known = [*found.inputs, *(found.targets or ())]
+            raise InvalidInput(
+                f"'{unknown[0]}' is neither an input nor a target", where="columns", remedy=nearest(unknown[0], known)
+            )
+        return found
+
+
+def is_pair(found: object) -> bool:
+    """Return whether something is a pair, as of inputs and targets."""
+    return isinstance(found, tuple | list) and len(cast("Sequence[object]", found)) == 2
+
+
+def _holds_tensors(found: object) -> bool:
+    values = cast("Mapping[str, object]", found).values() if isinstance(found, Mapping) else (found,)
+    return any(isinstance(value, Tensor) for value in values)
+
+
+def check_dataset(dataset: object, where: str) -> None:
+    """Check that samples can be read by index.
+
+    Raises:
+        InvalidInput: they cannot, or there are none.
+    """
+    kind = type(dataset).__name__
+    if isinstance(dataset, Mapping):
+        names = ", ".join(map(str, cast("Mapping[object, object]", dataset)))
+        raise InvalidInput(f"is a {kind} of {names}", where=where, remedy="Give one of these data sets.")
+    if isinstance(dataset, DataLoader):
+        raise InvalidInput(
+            "is a DataLoader",
+            where=where,
+            remedy="Give its data set, collate= and sampler=. train.workers=N starts its workers.",
+        )
+    if isinstance(dataset, str) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        raise InvalidInput(
+            f"is a {kind}, which has no samples by index and no length",
+            where=where,
+            remedy="Give epoch=, a function that yields mini-batches, for samples that can only be read in order.",
+        )
+    try:
+        count = len(cast("Sequence[object]", dataset))
+    except TypeError as error:
+        raise InvalidInput(f"is a {kind} without a length: {error}", where=where) from None
+    if not count:
+        raise InvalidInput("has no samples", where=where)
 
 
 def as_batch(found: object, where: str) -> Batch:
@@ -128,6 +226,6 @@ def load_task(word: str, folder: str | Path, seed: int) -> Task:
         raise InvalidInput(
             f"returned {type(task).__name__}, must return a Task",
             where=f"'{word}'",
-            remedy="Return graphpipe.Task(module=..., example_inputs=..., loss_fn=..., epoch=...).",
+            remedy="Return graphpipe.Task(module=..., example_inputs=..., loss_fn=..., dataset=...).",
         )
     return task
