@@ -7,9 +7,12 @@ import torch
 from cli_cases import CONFIG
 
 from graphpipe.errors import InvalidInput
+from graphpipe.files.json_body import to_body
 from graphpipe.training.config.from_toml import read_config
 from graphpipe.training.config.optimizers import build_optimizer, scheduler_factory
-from graphpipe.training.config.settings import OptimizerSettings, ScheduleSettings, TrainConfig
+from graphpipe.training.config.settings import OptimizerSettings, ScheduleSettings, TrainConfig, TrainSettings
+from graphpipe.training.config.sources import leaves
+from graphpipe.training.config.suggestions import OTHER_NAMES, suggestion
 
 
 @pytest.fixture
@@ -36,6 +39,14 @@ def test_a_saved_configuration_loads_unchanged(file: Path, tmp_path: Path) -> No
     [
         ("train.stps=3", "unknown key 'train.stps'. Did you mean 'steps'?"),
         ("optimiser.lr=3", "unknown key 'optimiser'. Did you mean 'optimizer'?"),
+        ("lr=3", "unknown key 'lr'. Did you mean 'optimizer.lr'?"),
+        ("train.lr=3", "unknown key 'train.lr'. Did you mean 'optimizer.lr'?"),
+        ("train.sheduler=cosine", "unknown key 'train.sheduler'. Did you mean 'lr_schedule.name'?"),
+        ("train.accumulate=4", "unknown key 'train.accumulate'. Did you mean 'plan.micro_batch'?"),
+        ("optimizer.learning_rate=3", "Did you mean 'optimizer.lr'?"),
+        ("plan.batchsize=3", "Did you mean 'train.batch_size'?"),
+        ("train.zzzz=3", "unknown key 'train.zzzz'. Known: batch_size, check,"),
+        ("train.loggers=[wandbb]", "train.loggers"),
         ("train.batch_size=0", "train.batch_size: is 0, must be at least 1"),
         ("train.batch_size=many", "train.batch_size"),
         ("optimizer.lr=nan", "optimizer.lr: is nan, must be positive and finite"),
@@ -58,6 +69,13 @@ def test_a_value_that_cannot_be_used_is_named(file: Path, override: str, sentenc
     with pytest.raises(InvalidInput) as caught:
         read_config(file, [override])
     assert sentence in str(caught.value)
+
+
+def test_words_of_a_list_need_no_quotation_marks(file: Path) -> None:
+    """A shell takes them away, and `train.loggers=[wandb]` was refused."""
+    for text in ("[wandb, tensorboard]", "['wandb', 'tensorboard']", '["wandb","tensorboard"]'):
+        assert read_config(file, [f"train.loggers={text}"]).train.loggers == ("wandb", "tensorboard")
+    assert read_config(file, ["train.loggers=[]"]).train.loggers == ()
 
 
 @pytest.mark.parametrize(("text", "sentence"), [("task = ", "not valid TOML"), ('task = "a"', "cluster")])
@@ -108,3 +126,12 @@ def test_optimizers() -> None:
     assert type(build_optimizer(OptimizerSettings(name="radam"), parameters)) is torch.optim.RAdam
     assert type(build_optimizer(OptimizerSettings(name="adam"), parameters)) is torch.optim.Adam
     assert type(build_optimizer(OptimizerSettings(), parameters)) is torch.optim.AdamW
+
+
+def test_the_names_of_other_tools_lead_to_settings_that_there_are() -> None:
+    config = TrainConfig(task="a:b", cluster="c", train=TrainSettings(batch_size=1, steps=1))
+    settings = {".".join(key): value for key, value in leaves(to_body(config))}
+    for setting, names in OTHER_NAMES.items():
+        assert setting in settings
+        for name in names:
+            assert f"'{setting}'" in suggestion(name, [], TrainConfig)

@@ -7,10 +7,11 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from graphpipe.errors import InvalidInput, nearest
+from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import from_body, to_body
 from graphpipe.files.toml import parse_toml, read_toml
 from graphpipe.training.config.settings import TrainConfig
+from graphpipe.training.config.suggestions import suggestion
 
 PREFIX = "GRAPHPIPE__"
 """Start of the environment variables' names: GRAPHPIPE__TRAIN__STEPS=50 sets train.steps=50."""
@@ -103,11 +104,17 @@ def refuse_unknown(kind: Any, content: Mapping[str, Any], where: str, prefix: st
     known = {each.name: each.type for each in fields(kind)}
     for key, value in content.items():
         if key not in known:
-            raise InvalidInput(f"unknown key '{prefix}{key}'", where=where, remedy=nearest(key, list(known)))
-        if isinstance(value, dict):
+            remedy = suggestion(f"{prefix}{key}", list(known), TrainConfig)
+            raise InvalidInput(f"unknown key '{prefix}{key}'", where=where, remedy=remedy)
+        if isinstance(value, dict) and not _is_table(known[key]):
             if not is_dataclass(known[key]):
                 raise InvalidInput(f"'{prefix}{key}' is not a section", where=where)
             refuse_unknown(known[key], cast(dict[str, Any], value), where, f"{prefix}{key}.")
+
+
+def _is_table(kind: Any) -> bool:
+    # A field whose keys are the user's own.
+    return getattr(kind, "__origin__", None) is dict
 
 
 def _apply(content: dict[str, Any], settings: Iterable[Setting]) -> None:
@@ -133,7 +140,11 @@ def _nest(setting: Setting) -> dict[str, Any]:
 
 
 def _value(text: str, where: str) -> Any:
+    # As in TOML; a shell takes the quotation marks away, so words may stand without them, also in a list.
     try:
         return parse_toml(f"value = {text}", where)["value"]
     except tomllib.TOMLDecodeError:
-        return text.strip()
+        word = text.strip()
+    if word[:1] == "[" and word[-1:] == "]" and not any(mark in word[1:-1] for mark in "[]{}\"'"):
+        return [_value(part, where) for part in word[1:-1].split(",") if part.strip()]
+    return word
