@@ -6,11 +6,10 @@
 The branches do not depend on each other, so a plan may train them at the same time.
 """
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import Dataset, default_collate
 
 import graphpipe as gp
 
@@ -41,22 +40,21 @@ class Model(nn.Module):
         return self.head(torch.cat([self.dense(dense), self.words(words)], dim=1))
 
 
-def samples(count: int, seed: int) -> tuple[dict[str, Tensor], Tensor]:
-    """Return inputs and labels (count,). A label says whether the features outweigh the share of early words."""
-    generator = torch.Generator().manual_seed(seed)
-    dense = torch.randn(count, FEATURES, generator=generator)
-    words = torch.randint(WORDS, (count, LENGTH), generator=generator)
-    labels = dense[:, :4].sum(dim=1) > 4 * (words < WORDS // 2).float().mean(dim=1) - 2
-    return {"dense": dense, "words": words}, labels.long()
+class Samples(Dataset[tuple[dict[str, Tensor], Tensor]]):
+    """Inputs of one sample with its label, by index. Each rank reads only those that its stages consume."""
 
+    def __init__(self, count: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.dense = torch.randn(count, FEATURES, generator=generator)
+        self.words = torch.randint(WORDS, (count, LENGTH), generator=generator)
+        early = (self.words < WORDS // 2).float().mean(dim=1)
+        self.labels = (self.dense[:, :4].sum(dim=1) > 4 * early - 2).long()  # features against the share of early words
 
-def epoch(number: int, batch_size: int, seed: int) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-    """Yield the mini-batches of an epoch: the same samples in another order. Every rank must get the same."""
-    inputs, labels = samples(4096, seed=0)
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1000 * seed + number))
-    for rows in order.split(batch_size):
-        if len(rows) == batch_size:
-            yield {name: tensor[rows] for name, tensor in inputs.items()}, labels[rows]
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[dict[str, Tensor], Tensor]:
+        return {"dense": self.dense[index], "words": self.words[index]}, self.labels[index]
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
@@ -66,13 +64,14 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
 
 def task() -> gp.Task:
     """Return the task that train.toml names."""
-    inputs, _ = samples(2, seed=0)
+    training = Samples(4096, seed=0)
+    inputs, _ = default_collate([training[0], training[1]])
     return gp.Task(
         module=Model(),
         example_inputs=inputs,
         loss_fn=functional.cross_entropy,
-        epoch=epoch,
-        held_out=samples(512, seed=1),
+        dataset=training,
+        held_out=Samples(512, seed=1),
         accuracy=accuracy,
     )
 
