@@ -1,8 +1,8 @@
 """Comparison of a predicted with a measured trace."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 
 from graphpipe.errors import InvalidInput
 from graphpipe.trace.span import SpanKind
@@ -40,6 +40,11 @@ class Comparison:
     def step_error(self) -> float:
         """Relative error of the prediction: 0.1 if it is 10 % too long, -0.1 if it is 10 % too short."""
         return self.predicted_step_seconds / self.measured_step_seconds - 1.0 if self.measured_step_seconds else 0.0
+
+
+def settled_seconds(steps: Sequence[float]) -> float:
+    """Return the median seconds of the steps of a run without its first ones, which warm up: ten, or a quarter."""
+    return median(steps[min(10, len(steps) // 4) :])
 
 
 def compare(predicted: Trace, measured: Trace) -> Comparison:

@@ -53,6 +53,16 @@ class Explanation:
     outlooks: tuple[Outlook, ...]
     """Changes that were simulated, the best first."""
 
+    @property
+    def helping(self) -> tuple[Outlook, ...]:
+        """The changes that are worth it."""
+        return tuple(outlook for outlook in self.outlooks if outlook.gain > _WORTH)
+
+    @property
+    def not_helping(self) -> tuple[str, ...]:
+        """The changes that were simulated without a gain."""
+        return tuple(outlook.change for outlook in self.outlooks if outlook.gain <= _WORTH)
+
 
 def can_explain(plan: Plan) -> bool:
     """Return whether a plan's step can be explained: it trains, and flushes, because other steps overlap."""
@@ -65,7 +75,7 @@ def explain(plan: Plan, predicted: Trace) -> Explanation:
     Raises:
         InvalidInput: the plan's schedule deadlocks or is unknown.
     """
-    groups = _group_shares(plan, predicted)
+    groups = group_shares(plan, predicted)
     busiest = max(groups, key=lambda group: group.computing)
     prediction = Prediction(
         step_seconds=predicted.step_seconds,
@@ -87,15 +97,14 @@ def explanation_lines(explanation: Explanation, step_seconds: float) -> list[str
     """Return the explanation in sentences."""
     path = ", ".join(f"{share.work} {share.seconds / step_seconds:.0%}" for share in explanation.path[:4])
     busiest = next(group for group in explanation.groups if group.name == explanation.bottleneck)
-    better = [outlook for outlook in explanation.outlooks if outlook.gain > _WORTH]
-    worse = [outlook.change for outlook in explanation.outlooks if outlook.gain <= _WORTH]
     lines = [
         f"critical path: {path}",
         f"bottleneck: {explanation.bottleneck}, which computes {busiest.computing:.0%} of the step",
         f"gap: the step is at most {explanation.gap_percent:.1f} % above a lower bound on {explanation.plans_of_gap}",
-        *(f"would help: {outlook.change}: {_result(outlook)}" for outlook in better),
+        *(f"would help: {outlook.change}: {_result(outlook)}" for outlook in explanation.helping),
     ]
-    return lines + ([f"simulated without a gain: {', '.join(worse)}"] if worse else [])
+    worse = ", ".join(explanation.not_helping)
+    return lines + ([f"simulated without a gain: {worse}"] if worse else [])
 
 
 def _result(outlook: Outlook) -> str:
@@ -136,13 +145,14 @@ def _work_name(plan: Plan, what: SimulatedWork) -> str:
             return f"{word} of {plan.stages[task.stage].name}"
 
 
-def _group_shares(plan: Plan, predicted: Trace) -> list[GroupShare]:
+def group_shares(plan: Plan, trace: Trace) -> list[GroupShare]:
+    """Return how one device of each group of stages spends a step, in the order of the stages."""
     shares: list[GroupShare] = []
-    step = predicted.step_seconds or 1.0
+    step = trace.step_seconds or 1.0
     for group in device_groups(plan):
         tasks = [
             (span.start_seconds, span.end_seconds)
-            for span in predicted.spans
+            for span in trace.spans
             if span.device == group.devices[0] and span.kind in COMPUTING
         ]
         first, last = min(start for start, _ in tasks), max(end for _, end in tasks)

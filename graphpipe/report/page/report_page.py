@@ -1,14 +1,16 @@
-"""The report as one HTML file: the main figures in cards, then the panels."""
+"""The report as one HTML file: a verdict with its figures, other figures in cards, then the panels."""
 
 import html
+from collections.abc import Sequence
 from pathlib import Path
 
 from graphpipe.files.text_file import write_text
 from graphpipe.report.content.subject import Subject
+from graphpipe.report.content.verdict import verdict
 from graphpipe.report.content.wording import source_word
 from graphpipe.report.page.html_page import PageSection, html_page
 from graphpipe.report.page.registry import all_panels
-from graphpipe.units import format_bytes, format_seconds
+from graphpipe.units import format_bytes
 
 
 def write_html(subject: Subject, path: str | Path) -> list[str]:
@@ -22,21 +24,25 @@ def write_html(subject: Subject, path: str | Path) -> list[str]:
         for panel in all_panels().values()
         if (body := panel.build(subject)) is not None
     ]
-    write_text(path, html_page(subject.title, _cards(subject), sections))
+    write_text(path, html_page(subject.title, _verdict(subject) + _cards(_facts(subject)), sections))
     return [section.title for section in sections]
 
 
-def _cards(subject: Subject) -> str:
-    """Return the main figures, which stand at the top."""
+def _verdict(subject: Subject) -> str:
+    if (found := verdict(subject)) is None:
+        return ""
+    return f'<p class="verdict">{html.escape(found.sentence)}</p>{_cards(found.figures, "cards main")}'
+
+
+def _facts(subject: Subject) -> list[tuple[str, str]]:
     facts: list[tuple[str, str]] = []
     if plan := subject.plan:
         facts += [("planner", plan.planner), ("stages, depth", f"{len(plan.stages)}, {plan.depth}")]
         facts += [("devices", f"{len(plan.used_devices)} of {len(plan.cluster.devices)}")]
     facts += [("mini-batch", f"{subject.batch_size:,} samples")]
     for trace in subject.traces:
-        word, shown = source_word(trace.source), trace.batch_size // subject.batch_size
+        word = source_word(trace.source)
         facts += [
-            (f"{'step' if shown < 2 else f'{shown} mini-batches'}, {word}", format_seconds(trace.step_seconds)),
             (f"throughput, {word}", f"{trace.samples_per_second:,.1f} samples/s"),
             (f"bubble, {word}", f"{trace.bubble_fraction:.1%}"),
         ]
@@ -44,5 +50,9 @@ def _cards(subject: Subject) -> str:
         facts += [("peak memory, predicted", format_bytes(max(subject.predicted.peak_bytes)))]
     if subject.steps:
         facts += [("loss", f"{subject.steps[0].loss:.4g} → {subject.steps[-1].loss:.4g}")]
+    return facts
+
+
+def _cards(facts: Sequence[tuple[str, str]], kind: str = "cards") -> str:
     cards = (f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>" for name, value in facts)
-    return f'<dl class="cards">{"".join(cards)}</dl>'
+    return f'<dl class="{kind}">{"".join(cards)}</dl>'

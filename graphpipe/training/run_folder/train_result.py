@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from graphpipe.plans import Plan
+from graphpipe.trace.compare import settled_seconds
 from graphpipe.training.run_folder.metrics_log import StepMetrics
 from graphpipe.training.run_folder.recoveries import Recovery
 
@@ -48,7 +48,7 @@ class TrainResult:
             accuracy: on the held-out samples.
             recoveries: of the run.
         """
-        seconds = median(step.seconds for step in history[min(10, len(history) // 4) :])
+        seconds = settled_seconds([step.seconds for step in history])
         return TrainResult(
             stages=len(plan.stages),
             depth=plan.depth,
