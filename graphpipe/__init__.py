@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from graphpipe.run import Pipeline, PipelineOptions
     from graphpipe.run.checkpoint.checkpoints import Checkpoints
     from graphpipe.run.inference.inference_pipeline import InferencePipeline
+    from graphpipe.run.sources.weights import Weights
     from graphpipe.run.stage.losses.weighted_loss import WeightedLoss
     from graphpipe.run.stage.shares.batch_share import BatchShare
     from graphpipe.run.stage.shares.needs import Needs
@@ -71,6 +72,7 @@ _HOMES = {
     "Task": "graphpipe.training.task.task",
     "Trace": "graphpipe.trace",
     "WeightedLoss": "graphpipe.run.stage.losses.weighted_loss",
+    "Weights": "graphpipe.run.sources.weights",
     "capture": "graphpipe.model.capture.capture",
     "check": "graphpipe.equivalence.check",
     "choose_backwards": "graphpipe.planning.backwards",
@@ -139,6 +141,7 @@ __all__ = [
     "Task",
     "Trace",
     "WeightedLoss",
+    "Weights",
     "capture",
     "check",
     "choose_backwards",

@@ -35,6 +35,7 @@ ROOMS = (
     "devices",
     *(
         "model",
+        "model/without_data",
         "model/hidden",
         "model/capture",
         "model/capture_file",
@@ -58,9 +59,10 @@ ROOMS = (
     ),
     *("planners/lower_bound", "planning"),
     *("profiler", "profiler/placement", "importers", "exporters"),
-    *("run/device", "run/meeting", "run/comm", "run/faults", "run/weights", "run/versions"),
+    *("run/device", "run/meeting", "run/comm", "run/faults", "run/weights"),
+    *("run/tensor_files", "run/initial_weights", "run/versions"),
     *("run/stage", "run/worker", "run/step", "run/segments", "run"),
-    *("run/checkpoint", "run/rehearse", "run/inference"),
+    *("run/checkpoint", "run/sources", "run/export", "run/rehearse", "run/inference"),
     *("equivalence/steps", "equivalence"),
     *("rehearsal", "launch", "link_profile"),  # rehearsal joins rooms
     *("training/config", "training/task", "training/run_folder", "training/telemetry", "training/elastic", "training"),

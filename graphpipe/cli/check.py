@@ -81,7 +81,7 @@ def _of_config(args: argparse.Namespace, output: Output) -> "tuple[Equivalence, 
     size = config.train.batch_size
     inputs, targets = first_samples(task, size, size, config.train.seed)
     with waiting("checking the plan against plain PyTorch"):
-        return check(plan, task.module, task.loss_fn, inputs, targets, captured=captured), ""
+        return check(plan, task.model, task.loss_fn, inputs, targets, captured=captured), ""
 
 
 def _of_model(args: argparse.Namespace) -> "tuple[Equivalence, str]":

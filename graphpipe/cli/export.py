@@ -25,7 +25,7 @@ def add(subparsers: Subparsers) -> None:
     parser = add_verb(
         subparsers,
         "export",
-        "write the weights of a checkpoint as one safetensors file, or a plan for another tool",
+        "write the weights of a checkpoint as safetensors, or a plan for another tool",
         EXAMPLE,
     )
     parser.add_argument(
@@ -35,7 +35,12 @@ def add(subparsers: Subparsers) -> None:
     )
     formats = "; ".join(f"{name}: {each.summary}" for name, each in EXPORTERS.items())
     parser.add_argument("--format", metavar="F", help=f"of a plan ({formats})")
-    parser.add_argument("-o", "--output", metavar="FILE", help=f"file to write (default: {WEIGHTS}; a plan is printed)")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help=f"file to write (default: {WEIGHTS}; a plan is printed), or a folder for several files of weights",
+    )
     parser.set_defaults(run=run)
 
 
@@ -44,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     output = Output(args.json)
     if args.format is not None:
         return _export_plan(output, args.source, args.format, args.output)
-    from graphpipe.run.checkpoint.export_weights import export_weights
+    from graphpipe.run.export.export_weights import export_weights
 
     path = args.output or WEIGHTS
     checkpoint = export_weights(args.source, path)

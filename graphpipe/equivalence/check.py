@@ -25,6 +25,7 @@ from graphpipe.host_memory import available_host_bytes
 from graphpipe.model.capture.capture import Captured
 from graphpipe.model.inputs import Inputs, name_inputs
 from graphpipe.plans import Plan
+from graphpipe.run.initial_weights.filled_copy import filled_copy, lacks_data
 from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.mini_batch import check_rows
 from graphpipe.run.stage.tensor_tree import map_tensors
@@ -98,12 +99,9 @@ def _subject(
             where="check",
             remedy="Give a whole mini-batch of the plan.",
         )
-    if (needed := bytes_needed(model)) > (free := available_host_bytes()):
-        raise NotChecked(
-            f"the model takes {format_bytes(needed)} for weights and gradients, {format_bytes(free)} are free",
-            where="check",
-            remedy="Check the same model with fewer layers, or on a machine with more memory.",
-        )
+    check_memory(model)
+    if lacks_data(model):
+        model = filled_copy(model, None, 0)
     return CheckSubject(
         plan=small,
         model=model,
@@ -211,6 +209,20 @@ class _Check:
     def _repeats(self, subject: CheckSubject, plain: StepRecord) -> bool:
         again = isolated(partial(plain_step, replace(subject, seed=subject.seed + 1)), self.seconds)
         return isinstance(again, Ended) or not self._differences_of_records(plain, again)
+
+
+def check_memory(model: nn.Module) -> None:
+    """Check that there is memory for a check.
+
+    Raises:
+        NotChecked: there is too little.
+    """
+    if (needed := bytes_needed(model)) > (free := available_host_bytes()):
+        raise NotChecked(
+            f"the model takes {format_bytes(needed)} for weights and gradients, {format_bytes(free)} are free",
+            where="check",
+            remedy="Check the same model with fewer layers, or on a machine with more memory.",
+        )
 
 
 def bytes_needed(model: nn.Module) -> float:

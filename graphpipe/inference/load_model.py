@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
-from graphpipe.run.checkpoint.export_weights import checkpoint_tensors
+from graphpipe.run.export.export_weights import checkpoint_tensors
 from graphpipe.training.task.user_function import UserModel, find_model
 
 

@@ -17,6 +17,7 @@ from graphpipe.model.split.split import build_stages
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.model.torch_private import flatten, unflatten
 from graphpipe.plans import Plan, Stage, StageEdge
+from graphpipe.profiler.stand_in_weights import fill_meta_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,7 @@ def op_runs(
     operator that reads it.
 
     Args:
-        model: a module with real weights; it is not changed.
+        model: the user's; it is not changed.
         captured: the capture of it.
         cluster: any; all stages are placed on its first device.
         values: the model's inputs, by name.
@@ -97,6 +98,7 @@ def op_runs(
     reads = [_reads(program) for program in programs]
     for position, (name, original) in enumerate(zip(graph.order, programs, strict=True)):
         program = original.replicate()  # the user's parameters, gradients and buffers stay untouched
+        fill_meta_tensors(program.module)
         if device is not None:
             program.module.to(device)
         inputs = {value: values[value] for value in reads[position]}

@@ -61,7 +61,8 @@ def profile(
     (train or eval), and in the precision that its graph was captured for.
 
     Args:
-        model: a module with real weights.
+        model: a module. If it is on the meta device, one operator at a time has data, with weights of the usual size,
+            because times do not depend on their values.
         example_inputs: real values, as for `capture`; rows are repeated up to the largest batch.
         cluster: its devices are of one type, which this machine has.
         graph: what to measure; by default `capture(model, example_inputs)`.
@@ -76,11 +77,11 @@ def profile(
             operator is measured.
 
     Raises:
-        InvalidInput: a model on the meta device, a cluster of several device types or of one that this machine does not
-            have, batch sizes that are not positive integers, or inputs that do not fit the model.
+        InvalidInput: a cluster of several device types or of one that this machine does not have, batch sizes that are
+            not positive integers, or inputs that do not fit the model.
     """
     device_type, device = cluster.devices[0].type, profiled_device(cluster)
-    _check(model, batch_sizes)
+    _check(batch_sizes)
     if captured is None:
         with waiting("capturing the model"):
             captured = capture_nodes(model, example_inputs) if graph is None else capture_for(model, graph)
@@ -157,14 +158,7 @@ def _with_memory(
         yield run
 
 
-def _check(model: nn.Module, batch_sizes: Sequence[int]) -> None:
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if tensor.is_meta:
-            raise InvalidInput(
-                f"'{name}' is on the meta device and cannot be run",
-                where="profile",
-                remedy="Build the model on a real device (a zoo model: device='cpu'), or estimate the costs.",
-            )
+def _check(batch_sizes: Sequence[int]) -> None:
     if not batch_sizes or any(type(size) is not int or size < 1 for size in batch_sizes):
         raise InvalidInput(f"is {tuple(batch_sizes)}, must be positive integers", where="profile, batch_sizes")
 

@@ -10,13 +10,15 @@ from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput, NonFiniteLoss, PeerLost
 from graphpipe.model.stage_program import StageProgram
+from graphpipe.model.without_data.meta_model import ModelBuilder, without_data
 from graphpipe.plans import Plan
-from graphpipe.run.comm.broadcast import broadcast_tensors, copy_state, state_tensors
+from graphpipe.run.comm.broadcast import copy_state
 from graphpipe.run.comm.rank_placement import RankLayout, layout
 from graphpipe.run.comm.world import World, join
 from graphpipe.run.device.precision import LossScale
 from graphpipe.run.faults.out_of_memory import reporting_out_of_memory
 from graphpipe.run.faults.status_reporter import StatusReporter
+from graphpipe.run.initial_weights.whole_model import share_whole_model
 from graphpipe.run.pipeline_parts import backwards_of, build_parts, warn_of_whole_backwards, whole_gradients
 from graphpipe.run.segments.mini_batch_stream import MiniBatchStream, taken_from
 from graphpipe.run.segments.train_segment import TrainSegment
@@ -41,7 +43,8 @@ class Pipeline:
     Args:
         plan: says which stage runs where. With one rank, that rank runs everything. Otherwise there is one rank per
             device in use, or more: see `RankPlacement.of`. Ranks without a stage wait along.
-        model: the user's model, the same on every rank; or its stage programs, by stage.
+        model: the user's model, the same on every rank, a function that builds it without data, or its stage programs,
+            by stage. It may be on the meta device. With several ranks, a rank frees what its stages do not use.
         loss_fn: takes the model's output and the targets of some samples, returns the mean loss over these samples
             (0-d). Unless the output stage takes the whole batch, the mini-batch's loss must be that mean over samples.
         optimizer: builds an optimizer of the trainable parameters that a rank hosts; not called if there are none.
@@ -56,7 +59,7 @@ class Pipeline:
     def __init__(
         self,
         plan: Plan,
-        model: nn.Module | Sequence[StageProgram],
+        model: nn.Module | ModelBuilder | Sequence[StageProgram],
         loss_fn: LossFunction,
         optimizer: OptimizerFactory | None = None,
         *,
@@ -70,6 +73,7 @@ class Pipeline:
         """Steps done; with the seed they determine a step's random numbers."""
         self.world: World = join(self.options.device, self.options.timeout_seconds, self.options.alone)
         """This rank among all ranks."""
+        model = model if isinstance(model, Sequence) else without_data(model)
         self._model = model if isinstance(model, nn.Module) else None
         self._open = True
         with self.world.closing_on_error():
@@ -157,9 +161,7 @@ class Pipeline:
         """Give every rank's whole model the current parameters and buffers of all stages; all ranks call this."""
         self.gather_weights()
         with self._closing_on_error():
-            for stage, program in enumerate(self._parts.programs):
-                source = self._worker.placement.ranks(stage)[0]
-                broadcast_tensors(self.world, state_tensors(program.module), source)
+            share_whole_model(self._model, self._parts.programs, self._worker.placement, self.world)
         self._publish_slices()
 
     def gather_weights(self) -> None:

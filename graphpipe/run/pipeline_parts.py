@@ -19,6 +19,7 @@ from graphpipe.run.comm.warm_up_pairs import communicating_pairs
 from graphpipe.run.comm.world import World
 from graphpipe.run.device.precision import check_planned_precision, check_precision_of_device, initial_scale
 from graphpipe.run.faults.status_reporter import StatusReporter
+from graphpipe.run.initial_weights.host_tensors import host_tensors
 from graphpipe.run.segments.build_updates import build_updates
 from graphpipe.run.segments.check_policy import check_policy
 from graphpipe.run.segments.train_segment import TrainSegment, segment_schedules
@@ -104,6 +105,8 @@ def build_parts(
     check_precision_of_device(world.device, options.precision)
     check_host_memory(world, placement)
     weights = digest_of(model) if world.size > 1 and isinstance(model, nn.Module) else ""  # before they are sharded
+    if isinstance(model, nn.Module):
+        host_tensors(model, programs, placement, world, options.initial_weights, options.seed)
     worker = _worker(programs, placement, world, tasks, lowered, options, syncs)
     _let_read(loss, worker, output_stage := [program.is_output for program in programs].index(True))
     ranks = neighbours(plan, placement, lowered, world.rank)
@@ -192,6 +195,7 @@ def _settings(specs: EdgeSpecs, options: PipelineOptions) -> Mapping[str, str | 
         "precision": options.precision,
         "values on the stage edges": digest(specs),
         "seed": options.seed,
+        "initial weights": "the model's" if options.initial_weights is None else options.initial_weights.description,
     }
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import suppress
 
-from graphpipe.equivalence.check import NotChecked, check
+from graphpipe.equivalence.check import NotChecked, check, check_memory
 from graphpipe.equivalence.equivalence import Equivalence
 from graphpipe.equivalence.known_checks import entry_of, note_equal
 from graphpipe.equivalence.small_plan import small_plan
@@ -12,8 +12,10 @@ from graphpipe.files.cache_folder import cache_folder
 from graphpipe.model.capture.capture import Captured
 from graphpipe.plans import Plan
 from graphpipe.run.device.random_state import RandomState
+from graphpipe.run.initial_weights.filled_copy import filled_copy, lacks_data
 from graphpipe.training.config.settings import TrainConfig
 from graphpipe.training.task.first_samples import first_samples
+from graphpipe.training.task.initial_weights import initial_weights
 from graphpipe.training.task.task import Task
 from graphpipe.units import format_seconds
 from graphpipe.waiting import waiting
@@ -36,7 +38,7 @@ def check_task(config: TrainConfig, task: Task, plan: Plan, captured: Captured, 
     """
     if not config.train.check:
         return
-    entry = entry_of(plan, task.module, task.loss_fn, cache_folder() if config.plan.cache else None)
+    entry = entry_of(plan, task.model, task.loss_fn, cache_folder() if config.plan.cache else None)
     if entry is not None and entry.exists():
         with suppress(OSError):
             entry.touch()
@@ -46,8 +48,12 @@ def check_task(config: TrainConfig, task: Task, plan: Plan, captured: Captured, 
     try:
         size = config.train.batch_size
         inputs, targets = first_samples(task, small_plan(plan).batch_size, size, config.train.seed)
+        module = task.model
+        if lacks_data(module):
+            check_memory(module)
+            module = filled_copy(module, initial_weights(config, task), config.train.seed)
         with waiting("checking the plan against plain PyTorch"):
-            found = check(plan, task.module, task.loss_fn, inputs, targets, captured=captured)
+            found = check(plan, module, task.loss_fn, inputs, targets, captured=captured)
     except NotChecked as error:
         tell(f"the plan was not checked against plain PyTorch: {error.what}")
         return

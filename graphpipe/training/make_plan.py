@@ -56,7 +56,7 @@ def make_plan(config: TrainConfig, task: Task, cluster: Cluster, tell: Callable[
         precision = config.train.precision
         cache, given = _cache(config), task.graph
         captured = cached_capture(
-            task.module,
+            task.model,
             task.example_inputs,
             cache,
             split=names,
@@ -67,7 +67,7 @@ def make_plan(config: TrainConfig, task: Task, cluster: Cluster, tell: Callable[
     costs = _costs(config, task, captured, cluster, tell)
     planned = plan_with_costs(config, captured.graph, costs, cluster)
     captured = split_like(captured, planned.graph)
-    return choose_backwards(planned, task.module, captured=captured), captured
+    return choose_backwards(planned, task.model, captured=captured), captured
 
 
 def plan_with_costs(config: TrainConfig, graph: Graph, costs: CostTable, cluster: Cluster) -> Plan:
@@ -140,8 +140,8 @@ def use_plan(config: TrainConfig, task: Task, given: Plan | str | Path) -> tuple
     check_planned_precision(plan, config.train.precision, where="train.precision")
     warn_of_units(plan.cost_model, where)
     with waiting("capturing the model"):
-        captured = cached_capture_for(task.module, task.example_inputs, plan.graph, _cache(config))
-    build_stages(task.module, plan, captured)  # refuses a plan that does not fit the model
+        captured = cached_capture_for(task.model, task.example_inputs, plan.graph, _cache(config))
+    build_stages(task.model, plan, captured)  # refuses a plan that does not fit the model
     return replace(plan, prediction=predict(plan)), captured
 
 
@@ -164,7 +164,7 @@ def _costs(
     size = config.train.batch_size
     inputs, targets = first_samples(task, min(size, _PROFILED), size, config.train.seed)
     return profile(
-        task.module,
+        task.model,
         inputs,
         cluster,
         captured=captured,

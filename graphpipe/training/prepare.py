@@ -24,6 +24,7 @@ from graphpipe.training.make_plan import make_plan, use_plan, with_policy_of
 from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.training.run_folder.run_lock import RunLock
 from graphpipe.training.task.count_steps import check_data, count_steps
+from graphpipe.training.task.initial_weights import initial_weights
 from graphpipe.training.task.task import Task
 from graphpipe.training.telemetry.loggers import check_loggers
 
@@ -69,6 +70,7 @@ def prepare(
         CheckpointCorrupt: every checkpoint is damaged.
     """
     check_loggers(config.train.loggers)
+    _check_weights(config, task)
     if resume and resume.checkpoints.is_dir():
         lock.take(resume)
     steps = count_steps(config, task)
@@ -97,6 +99,13 @@ def prepare(
     config.save(folder.config)
     save_capture(captured, folder.capture)
     return Prepared(folder=folder, plan=found, trace=save_plan(found, folder))
+
+
+def _check_weights(config: TrainConfig, task: Task) -> None:
+    # Before anything that takes a while.
+    source = initial_weights(config, task)
+    if source is not None:
+        source.check(task.model)
 
 
 def save_plan(plan: Plan, folder: RunFolder) -> Trace:

@@ -97,7 +97,7 @@ def prepare_elastic(
         start = time.perf_counter()
         found = last if last.cluster == cluster else plan_again(config, last, cluster)
         planning_seconds = time.perf_counter() - start
-        captured = capture_for(task.module, found.graph)
+        captured = capture_for(task.model, found.graph)
     elif plan is not None:
         found, captured = use_plan(config, task, plan)
     else:

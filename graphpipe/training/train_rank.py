@@ -16,11 +16,12 @@ from graphpipe.model.capture_file.capture_file import load_capture
 from graphpipe.model.split.module_stage import check_evaluates
 from graphpipe.plans import Plan
 from graphpipe.run.checkpoint.checkpoints import Checkpoints
-from graphpipe.run.checkpoint.export_weights import save_weights
 from graphpipe.run.checkpoint.training_state import DataPosition
-from graphpipe.run.comm.collective_calls import collective_call
+from graphpipe.run.export.save_model import save_model
 from graphpipe.run.faults.fault import parse_faults
 from graphpipe.run.faults.rank_status import STATUS_FOLDER
+from graphpipe.run.initial_weights.init_weights import WeightsFollow
+from graphpipe.run.initial_weights.weight_source import WeightSource
 from graphpipe.run.pipeline import Pipeline
 from graphpipe.run.stage.shares.batch_share import GivenBatch
 from graphpipe.run.step.pipeline_options import PipelineOptions
@@ -39,6 +40,7 @@ from graphpipe.training.segment_ends import segment_ends
 from graphpipe.training.task.count_steps import count_steps
 from graphpipe.training.task.data_reader import DataReader
 from graphpipe.training.task.dataset_reader import DatasetReader
+from graphpipe.training.task.initial_weights import initial_weights
 from graphpipe.training.task.task import Task, load_task
 from graphpipe.training.telemetry.banner import readiness, show_banner
 from graphpipe.training.telemetry.telemetry import Telemetry, open_telemetry
@@ -78,9 +80,9 @@ def train_rank(
     A run that was interrupted after its last step is evaluated and saved at once.
 
     Rank 0 writes metrics.jsonl (a line per step), metrics.json (the result), trace-measured.json (a typical step, if
-    any step was done here), model.safetensors (the state_dict of the whole model) and the files of the configured
-    loggers. Every rank writes its events/rank-R.jsonl (see `event`), its part of each checkpoint and, if configured,
-    torch-profile/rank-R.json.
+    any step was done here), model.safetensors (the state_dict of the whole model; for more than 5 GB, the folder
+    weights with several files) and the files of the configured loggers. Every rank writes its events/rank-R.jsonl (see
+    `event`), its part of each checkpoint and, if configured, torch-profile/rank-R.json.
 
     Args:
         config: of the training.
@@ -129,14 +131,21 @@ def _train(
     with (
         Pipeline(
             plan,
-            task.module,
+            task.model,
             task.loss_fn,
             kept.optimizer if kept else partial(build_optimizer, config.optimizer),
             options=_options(
-                config, kept.schedule if kept else scheduler_factory(config.lr_schedule, steps), plan, folder, reader
+                config,
+                kept.schedule if kept else scheduler_factory(config.lr_schedule, steps),
+                plan,
+                folder,
+                reader,
+                _weights(config, task, follow=resume, kept=kept is not None),
             ),
         ) as pipeline,
-        Checkpoints(pipeline, folder.checkpoints, keep=config.train.keep) as checkpoints,
+        Checkpoints(
+            pipeline, folder.checkpoints, keep=config.train.keep, background=config.train.checkpoint_async
+        ) as checkpoints,
         reporting_status(pipeline),
     ):
         if task.held_out is not None:
@@ -170,9 +179,8 @@ def _train(
             checkpoints.wait()
             if pipeline.steps < steps:
                 return None
-            pipeline.sync_model()
             # Weights are saved before the user's `accuracy`, which may raise.
-            collective_call(world, lambda: save_weights(task.module, folder.weights) if main else None, slow=True)
+            save_model(pipeline, folder.weights, folder.weight_folder)
             loss, accuracy = evaluate_task(task, pipeline, config.train)
             result = TrainResult.of(plan, history, loss=loss, accuracy=accuracy, recoveries=read_recoveries(folder))
             telemetry.end(result)
@@ -205,10 +213,22 @@ def _batches(pipeline: Pipeline, reader: Reader, kept: KeptState | None) -> Repe
     return kept.batches
 
 
+def _weights(config: TrainConfig, task: Task, *, follow: bool, kept: bool) -> WeightSource | None:
+    if kept:
+        return None  # They are in the task's module.
+    return WeightsFollow() if follow else initial_weights(config, task)
+
+
 def _options(
-    config: TrainConfig, schedule: SchedulerFactory, plan: Plan, folder: RunFolder, reader: Reader
+    config: TrainConfig,
+    schedule: SchedulerFactory,
+    plan: Plan,
+    folder: RunFolder,
+    reader: Reader,
+    source: WeightSource | None,
 ) -> PipelineOptions:
     return PipelineOptions(
+        initial_weights=source,
         lr_scheduler=schedule,
         device="cpu" if plan.cluster.on_processors else None,
         captured=load_capture(folder.capture, plan.graph),

@@ -14,7 +14,7 @@ from graphpipe.files.permissions import with_usual_permissions
 from graphpipe.files.text_file import write_text
 from graphpipe.model.capture.capture import capture_nodes
 from graphpipe.model.capture_file.capture_file import save_capture
-from graphpipe.run.checkpoint.export_weights import save_weights
+from graphpipe.run.checkpoint.safetensors_files import write_tensors
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def test_files_are_as_private_as_the_user_wants(tmp_path: Path) -> None:
             folder = tmp_path / f"{mask:o}"
             for _ in range(2):  # a new file, and one in place of an old one
                 write_text(folder / "plan.json", "{}")
-                save_weights(model, folder / "model.safetensors")
+                write_tensors(folder / "model.safetensors", model.state_dict())
                 assert save_capture(captured, folder / "capture.json")
         modes = {path.name: S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
         names = ("plan.json", "model.safetensors", "capture.json", "capture.safetensors")

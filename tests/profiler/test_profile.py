@@ -162,10 +162,14 @@ def test_a_frozen_model_has_no_backward_and_no_optimizer():
     assert table.optimizer_seconds_per_parameter_byte == 0.0
 
 
-def test_a_model_without_weights_is_refused_with_the_remedy():
-    module, inputs = zoo("mmt")
-    with pytest.raises(InvalidInput, match=r"is on the meta device.*device='cpu'"):
-        profile(module, inputs, make_cluster("cpu"))
+def test_a_model_without_data_is_measured_one_operator_at_a_time():
+    with torch.device("meta"):
+        model = make_model()
+    table = profile(model, EXAMPLES, make_cluster("cpu"), effort=QUICK, batch_sizes=(2,))
+    assert all(each.is_meta for each in model.parameters())
+    assert {row.op for row in table.rows} == {"wide", "narrow", "head"}
+    assert all(row.forward(2) > 0 for row in table.rows)
+    assert table.state_bytes_per_parameter_byte == pytest.approx(4.0, abs=0.1)
 
 
 def test_devices_this_machine_does_not_have_are_refused():

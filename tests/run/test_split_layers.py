@@ -32,7 +32,7 @@ from graphpipe.graph import ParameterSlice, split_ops
 from graphpipe.model.capture.capture import capture
 from graphpipe.run import Pipeline
 from graphpipe.run.checkpoint.checkpoints import Checkpoints
-from graphpipe.run.checkpoint.export_weights import export_weights
+from graphpipe.run.export.export_weights import export_weights
 from graphpipe.simulator import step_seconds
 
 NAME = "head.linear.weight"

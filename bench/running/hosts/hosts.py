@@ -46,10 +46,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         task = load_task("digits.py:task", DIGITS.parent, 0)
-        graph = gp.capture(task.module, task.example_inputs)
+        graph = gp.capture(task.model, task.example_inputs)
         fast = cluster(folder, "1.5 GB/s")
         sizes = [2**power for power in range(8)]
-        costs = profile(task.module, task.example_inputs, fast, graph=graph, batch_sizes=sizes)
+        costs = profile(task.model, task.example_inputs, fast, graph=graph, batch_sizes=sizes)
         unaware = gp.plan(graph, costs, fast, batch_size=BATCH)
         for megabits in MEGABITS:
             limited = cluster(folder, f"{megabits} Mb/s")

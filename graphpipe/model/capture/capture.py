@@ -44,6 +44,7 @@ from graphpipe.model.key_value_cache import without_cache
 from graphpipe.model.quiet import quiet_export
 from graphpipe.model.torch_private import fake_mode
 from graphpipe.model.unregistered_layers import warn_of_unregistered_layers
+from graphpipe.model.without_data.meta_model import ModelBuilder, without_data
 from graphpipe.user_frames import warn_user
 
 Method = Literal["auto", "export", "declared"]
@@ -78,7 +79,7 @@ class Captured:
 
 
 def capture(
-    module: nn.Module,
+    module: nn.Module | ModelBuilder,
     example_inputs: Inputs,
     *,
     whole_batch: Sequence[str] = (),
@@ -97,7 +98,8 @@ def capture(
     shapes and dtypes of `example_inputs` matter. The same module always gives an equal graph.
 
     Args:
-        module: any module that torch.export can trace with a variable number of samples, or a DagModule.
+        module: any module that torch.export can trace with a variable number of samples, or a DagModule. It may be on
+            the meta device, and it may be a function that builds the module, whose parameters then have no data.
         example_inputs: a tensor, a sequence of tensors, or tensors by name; their first dimension is samples.
         whole_batch: submodules or operators that need the whole mini-batch at once (contrastive losses).
         split: submodules to look into, although they are whole by default (see `opaque_modules`). `*` looks into all
@@ -119,6 +121,7 @@ def capture(
         InvalidInput: unusable inputs, an unknown submodule or output, or a forward that cannot be traced (and why).
     """
     check_precision(precision)
+    module = without_data(module)
     origin = Origin(
         method=method,
         split=tuple(split),

@@ -13,5 +13,5 @@ rank in memory; `rank_files` writes the copy, in a thread; on rank 0, `folder` t
 folder, so a folder without `.part` in its name is complete. To load, `folder` finds the newest checkpoint that `verify`
 accepts, after it has compared every file with the manifest; `restore` gives its state to the pipeline, on any plan.
 `model_tensors`, `optimizer_state` and `training_state` define what is saved; `recut_tensors` cuts and joins what was
-saved in other slices of parameters; `export_weights` writes the model of a checkpoint to one file for plain PyTorch.
+saved in other slices of parameters.
 """

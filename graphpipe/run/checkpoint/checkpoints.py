@@ -5,9 +5,13 @@ torch.distributed.checkpoint is not used, although its reader can read these fil
 checkpoint and the messages between ranks, does not notice a flipped bit or another dtype, and removes the old metadata
 before the new metadata is written. Nothing here is ever unpickled.
 
-    step k      each rank copies its state in memory
-    step k+1    training continues; meanwhile a thread on each rank writes the copy,
-                and on rank 0 also the manifest and the folder's name once all ranks have written
+    step k      each rank writes its own tensors, one at a time, and training waits;
+                on rank 0 also the manifest and the folder's name, once all ranks have written
+
+With `background`:
+
+    step k      each rank copies its state in the memory of the host
+    step k+1    training continues; meanwhile a thread on each rank writes the copy
 """
 
 import threading
@@ -41,21 +45,23 @@ class Checkpoints:
         pipeline: the training.
         folder: made when it is needed.
         keep: how many checkpoints to keep. The last valid one is removed only after the next one is complete.
+        background: write a copy of the state while training continues. Otherwise `save` returns when it is written, and
+            no rank holds more than one tensor for it.
 
     Raises:
         InvalidInput: `keep` is less than 1.
     """
 
-    def __init__(self, pipeline: Pipeline, folder: str | Path, *, keep: int = 2) -> None:
+    def __init__(self, pipeline: Pipeline, folder: str | Path, *, keep: int = 2, background: bool = False) -> None:
         if keep < 1:
             raise InvalidInput(f"is {keep}, must be at least 1", where="keep")
         self.folder = Path(folder)
         self._pipeline = pipeline
-        self._keep = keep
+        self._keep, self._background = keep, background
         self._saving: _BackgroundSave | None = None
 
     def save(self, position: DataPosition | None = None) -> None:
-        """Wait for the save before, copy the present state, and begin to write it while training continues.
+        """Wait for the save before, and write the present state, or begin to write a copy of it.
 
         Args:
             position: where in the data the training is.
@@ -80,10 +86,12 @@ class Checkpoints:
         collective_call(world, lambda: begin_checkpoint(self.folder, step) if world.rank == 0 else part, slow=True)
         pipeline.gather_weights()
         check_replicas(world, state)
-        snapshot = collective_call(world, lambda: take_snapshot(state, training))
+        snapshot = collective_call(world, lambda: take_snapshot(state, training, copies=self._background))
         self._saving = _BackgroundSave(
             part, world.rank, world.size, self._keep, lambda: _write(part, monitor, world.rank, step, snapshot)
         )
+        if not self._background:
+            self.wait()
 
     def wait(self) -> None:
         """Wait until the last save is complete on all ranks.
@@ -128,6 +136,7 @@ class Checkpoints:
         monitor.status.write("resume")
         # Rank 0 reads every byte of the checkpoint, which may take longer than the time limit for a silent rank.
         name = collective_call(world, lambda: newest_resumable(self.folder).name if world.rank == 0 else "", slow=True)
+        self._pipeline.gather_weights()  # so that stages whose replicas hold shards have memory to read into
         with reporting_out_of_memory(monitor, _NOTHING_LOST):
             training = restore(world, self._pipeline.state, self.folder / world.exchange(name)[0])
         self._pipeline.resume(training.step, training.loss_scale)

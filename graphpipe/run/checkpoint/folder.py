@@ -20,6 +20,8 @@ from graphpipe.run.checkpoint.manifest import MANIFEST, Manifest
 from graphpipe.run.checkpoint.verify import verify_files, verify_resumable
 from graphpipe.user_frames import warn_user
 
+CHECKPOINTS = "checkpoints"
+"""The name of the folder of checkpoints in a run's folder."""
 _CHECKPOINT_NAME = re.compile(r"step-(\d{8,})(\.replaced)?")
 
 

@@ -1,6 +1,6 @@
 """The tensors of the model by their names in the user's module: which of them a rank saves, and which it loads."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,7 @@ from graphpipe.model.stage_program import StageProgram
 from graphpipe.run.checkpoint.manifest import Manifest
 from graphpipe.run.checkpoint.recut_tensors import whole_forms
 from graphpipe.run.checkpoint.safetensors_files import dtype_name
+from graphpipe.run.device.buckets import BUCKET_BYTES
 from graphpipe.run.step.pipeline_state import PipelineState
 
 Named = dict[str, Tensor]
@@ -62,8 +63,9 @@ class ModelTensors:
         return saved
 
     def loaded_by(self, state: PipelineState) -> list[Named]:
-        """Return what this rank loads: the unused tensors, and those of every stage it hosts."""
-        return [self.unused, *(self.stages[number] for number in state.hosted)]
+        """Return what this rank loads: those of every stage it hosts and, on rank 0, the unused tensors."""
+        hosted = [self.stages[number] for number in state.hosted]
+        return [self.unused, *hosted] if state.rank == 0 else hosted
 
     def check_fits(self, manifest: Manifest, where: str) -> None:
         """Check that a checkpoint is of this model.
@@ -89,12 +91,23 @@ def state_tensors(module: nn.Module) -> Named:
     return {name: value for name, value in module.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
 
 
-def fill_tensors(targets: list[Named], values: Mapping[str, Tensor]) -> None:
+def buckets_of(named: Sequence[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
+    """Yield tensors in groups of about `BUCKET_BYTES`, so that few values are in memory beside them."""
+    group: list[tuple[str, Tensor]] = []
+    for name, tensor in named:
+        if group and sum(each.nbytes for _, each in group) + tensor.nbytes > BUCKET_BYTES:
+            yield group
+            group = []
+        group.append((name, tensor))
+    if group:
+        yield group
+
+
+def fill_tensors(named: Sequence[tuple[str, Tensor]], values: Mapping[str, Tensor]) -> None:
     """Copy values into a rank's tensors of the same names."""
     with torch.no_grad():
-        for named in targets:
-            for name, tensor in named.items():
-                tensor.copy_(values[name])
+        for name, tensor in named:
+            tensor.copy_(values[name])
 
 
 def _of_stage(program: StageProgram, persistent: Named | None) -> Named:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from graphpipe.errors import CheckpointCorrupt, GraphPipeError
 from graphpipe.run.checkpoint.manifest import MANIFEST, TRAINING, Manifest
-from graphpipe.run.checkpoint.model_tensors import ModelTensors, fill_tensors
+from graphpipe.run.checkpoint.model_tensors import ModelTensors, buckets_of, fill_tensors
 from graphpipe.run.checkpoint.optimizer_state import (
     STATE_FILES,
     read_optimizer_states,
@@ -39,9 +39,11 @@ def _restore_rank(state: PipelineState, checkpoint: Path) -> TrainingState:
     model = ModelTensors.of(state)
     model.check_fits(manifest, str(checkpoint))
     targets = model.loaded_by(state)
-    values = read_parameters(checkpoint, manifest.tensors, {name for tensors in targets for name in tensors})
     _restore_optimizers(state, checkpoint, manifest)
-    fill_tensors(targets, values)
+    named = [(name, tensor) for tensors in targets for name, tensor in tensors.items()]
+    for some in buckets_of(named):
+        values = read_parameters(checkpoint, manifest.tensors, {name for name, _ in some})
+        fill_tensors(some, values)
     return training
 
 

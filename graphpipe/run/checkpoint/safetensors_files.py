@@ -1,19 +1,16 @@
 """Named tensors to safetensors files and back."""
 
-import os
-import re
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from graphpipe.errors import CheckpointCorrupt, InvalidInput
-from graphpipe.files.permissions import with_usual_permissions
+from graphpipe.errors import CheckpointCorrupt
 from graphpipe.run.checkpoint.manifest import TensorEntry
+from graphpipe.run.tensor_files.tensor_file import forms_of, write_file
 
 
 def dtype_name(tensor: Tensor) -> str:
@@ -30,22 +27,13 @@ def cpu_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, TensorEntry]:
-    """Write contiguous CPU tensors that share no memory to a file, and return their entries for the manifest.
+    """Write tensors to a file, one at a time, and return their entries for the manifest.
 
     Raises:
         InvalidInput: the format cannot hold a tensor's dtype.
         OSError: the file cannot be written.
     """
-    try:
-        with with_usual_permissions(path):
-            save_file(dict(tensors), path, metadata={"format": "pt"})
-    except KeyError as error:
-        raise InvalidInput(f"a safetensors file cannot hold {error.args[0]}", where=str(path)) from None
-    except SafetensorError as error:
-        number = re.search(r"os error (\d+)", str(error))
-        if number is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
+    write_file(path, forms_of(tensors), tensors.values())
     return {
         name: TensorEntry(file=path.name, dtype=dtype_name(tensor), shape=tuple(tensor.shape))
         for name, tensor in tensors.items()

@@ -1,4 +1,4 @@
-"""A copy in memory of everything one rank saves, taken between two steps. Training then continues without waiting."""
+"""Everything that one rank saves, between two steps: the tensors themselves, or copies, so that training continues."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from graphpipe.run.weights import sharded_tensors, zero1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Copies of everything that one rank saves. Later steps do not change them."""
+    """Everything that one rank saves. Later steps do not change copies."""
 
     tensors: Mapping[str, Tensor]
     """Tensors of the model, by name."""
@@ -56,8 +56,13 @@ class CommonState:
     aliases: dict[str, str]
 
 
-def take_snapshot(state: PipelineState, training: TrainingState) -> Snapshot:
-    """Copy what this rank saves. Every rank must call this, after `Pipeline.gather_weights`.
+def take_snapshot(state: PipelineState, training: TrainingState, *, copies: bool) -> Snapshot:
+    """Return what this rank saves. Every rank must call this, after `Pipeline.gather_weights`.
+
+    Args:
+        state: of the pipeline.
+        training: the rest.
+        copies: copy the tensors on the host. Otherwise nothing may change them before they are written.
 
     Raises:
         InvalidInput: the optimizer's state has a value that a checkpoint cannot hold.
@@ -67,9 +72,9 @@ def take_snapshot(state: PipelineState, training: TrainingState) -> Snapshot:
     optimizers, slots = _optimizers(state, saved)
     common = CommonState(training=training, plan=state.plan, aliases=model.aliases) if state.rank == 0 else None
     return Snapshot(
-        tensors=cpu_copies(saved),
+        tensors=cpu_copies(saved) if copies else saved,
         optimizers=optimizers,
-        slots=cpu_copies(slots),
+        slots=cpu_copies(slots) if copies else slots,
         common=common,
         trained=frozenset(state.parameter_names.values()),
     )

@@ -15,6 +15,7 @@ from graphpipe.plans import Plan
 from graphpipe.plans.stage import Predictor, WeightPolicy, check_policy_names
 from graphpipe.plans.verify import verify
 from graphpipe.run.faults.fault import Fault
+from graphpipe.run.initial_weights.weight_source import WeightSource
 from graphpipe.run.weights.check_sync import check_sync
 from graphpipe.run.weights.registry import DEFAULT_SYNC
 from graphpipe.run.weights.weight_update import SchedulerFactory
@@ -29,6 +30,9 @@ class PipelineOptions:
         InvalidInput: a name is unknown, a number is out of range, or two options exclude each other.
     """
 
+    initial_weights: WeightSource | None = None
+    """Where the weights of this rank's stages come from (see `gp.Weights`). None: from the model, and those that are on
+    the meta device from its submodules' own `reset_parameters`, seeded by `seed` and the name of each parameter."""
     lr_scheduler: SchedulerFactory | None = None
     """Builds a learning-rate schedule for an optimizer; stepped once per step."""
     engine: str = DEFAULT_SYNC

@@ -24,6 +24,8 @@ def publish_slices(model: nn.Module, programs: Iterable[StageProgram]) -> None:
     with torch.no_grad():
         for program in programs:
             for piece, parameter in _slices(program):
+                if model.get_parameter(piece.parameter).is_meta:
+                    continue  # a rank holds only its own slices
                 view = cut(model.get_parameter(piece.parameter).detach(), piece)
                 if view.data_ptr() != parameter.data_ptr():
                     view.copy_(parameter)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
+from graphpipe.run.device.tensor_memory import give_memory, take_memory
 from graphpipe.run.weights import sharded_tensors
 from graphpipe.run.weights.gradient_sum import sum_between_ranks
 from graphpipe.run.weights.replica_sync import ReplicaSync, StageReplicas, SyncTraits
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 @final
 class Fsdp2(ReplicaSync):
-    """One replica on this rank, the others on other ranks. The user's module stays whole.
+    """One replica on this rank, the others on other ranks. The user's module has no memory while it trains.
 
     Raises:
         InvalidInput: trainable parameters of several dtypes.
@@ -42,10 +43,14 @@ class Fsdp2(ReplicaSync):
         sharded = {parameter for parameter in parameters if parameter.ndim}
         _check_dtypes(sharded, replicas.stage)
         self._whole = {parameter for parameter in self._module.parameters() if parameter not in sharded}
+        pairs = zip(self._module.parameters(), replicas.original.parameters(), strict=True)
+        self._published = [original for copy, original in pairs if copy in sharded]
         self._fsdp = _fully_shard(self._module, self._whole, replicas)
+        self._free()
 
     def begin(self) -> None:
         """Gather the weights."""
+        self._free()
         with self._waiting():
             self._fsdp.unshard()
 
@@ -63,13 +68,19 @@ class Fsdp2(ReplicaSync):
         self._fsdp.reshard()
 
     def publish(self) -> None:
-        """Copy the whole weights and the buffers to the user's module."""
+        """Copy the whole weights and the buffers to the user's module, until the next step."""
+        original = [self.replicas.original]
+        self._published = [give_memory(each, original) if each.is_meta else each for each in self._published]
         with self._waiting():
             sharded_tensors.publish(self._module, self.replicas.original)
 
     def adopt(self) -> None:
         """Copy this rank's shard of the weights, and the buffers, of the user's module."""
         sharded_tensors.adopt(self._module, self.replicas.original)
+
+    def _free(self) -> None:
+        original = [self.replicas.original]
+        self._published = [each if each.is_meta else take_memory(each, original) for each in self._published]
 
     def _waiting(self) -> AbstractContextManager[None]:
         return self.replicas.world.waiting_for(self.replicas.ranks)

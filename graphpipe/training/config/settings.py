@@ -32,6 +32,9 @@ class TrainSettings:
     """Passes over the data. With `steps` too, training ends when either is reached."""
     seed: int = 0
     """Seed of the initial weights, the order of the data and dropout."""
+    initial_weights: str = ""
+    """Where the weights come from: `init` for new ones, or the path of a safetensors file, a folder of Hugging Face, a
+    checkpoint or a run. Each rank reads only its own. The default is what the task says (docs/large-models.md)."""
     clip_norm: float | None = None
     """Largest 2-norm of the whole model's gradients. By default gradients are not clipped."""
     precision: Precision = "fp32"
@@ -44,6 +47,9 @@ class TrainSettings:
     """Shard the optimizer's state over replicas (ZeRO-1). Plans count the unsharded state on every replica."""
     checkpoint_every: int | None = None
     """Steps between checkpoints. One more is made after the last step. By default no checkpoints are made."""
+    checkpoint_async: bool = False
+    """Write checkpoints while training continues, from a copy of the weights and the optimizer's state on the host. By
+    default training waits, and there is no copy."""
     keep: int = 2
     """Number of checkpoints to keep."""
     segment_steps: int = 32

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphpipe.run.checkpoint.export_weights import CHECKPOINTS
+from graphpipe.run.checkpoint.folder import CHECKPOINTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,13 @@ class RunFolder:
 
     @property
     def weights(self) -> Path:
-        """The state_dict of the whole trained model."""
+        """The state_dict of the whole trained model, if that has at most 5 GB."""
         return self.path / "model.safetensors"
+
+    @property
+    def weight_folder(self) -> Path:
+        """The same of a larger model: several files with an index."""
+        return self.path / "weights"
 
     @property
     def checkpoints(self) -> Path:

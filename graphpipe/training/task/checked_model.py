@@ -54,7 +54,7 @@ def find_checked_model(word: str, folder: str | Path = ".") -> CheckedModel:
     given = call(word, folder)
     if isinstance(given, Task):
         return CheckedModel(
-            module=given.module,
+            module=given.model,
             example_inputs=given.example_inputs,
             loss_fn=given.loss_fn,
             samples=lambda count: first_samples(given, count, count, 0),

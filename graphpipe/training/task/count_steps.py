@@ -47,7 +47,7 @@ def check_data(config: TrainConfig, task: Task) -> None:
 
 def _check_shapes(task: Task, inputs: Inputs) -> None:
     # Ranks that read nothing know the shapes of a share only from the plan, which was made with the example.
-    names = input_names(task.module, task.example_inputs)
+    names = input_names(task.model, task.example_inputs)
     examples = describe(name_inputs(names, task.example_inputs))
     for given, example in zip(describe(name_inputs(names, inputs)), examples, strict=True):
         if given != example:

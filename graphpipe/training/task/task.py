@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader, Sampler
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph
 from graphpipe.model.inputs import Inputs, input_names, name_inputs
+from graphpipe.model.without_data.meta_model import ModelBuilder, without_data
+from graphpipe.run.initial_weights.weight_source import WeightSource
 from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.mini_batch import check_rows
 from graphpipe.training.task.sample_order import OrderFunction, check_sampler
@@ -27,9 +29,10 @@ Batch = tuple[Inputs, Any]
 class Task:
     """The model, its data and loss, and how to evaluate it."""
 
-    module: nn.Module
+    module: nn.Module | ModelBuilder
     """The model with its initial weights, on the CPU. It is made after `torch.manual_seed`, so that all ranks make the
-    same weights. Each rank moves its stages to its own device."""
+    same weights. Each rank moves its stages to its own device. It may be on the meta device, or a function that builds
+    it: then no process has the whole model, and each rank fills the weights of its own stages."""
     example_inputs: Inputs
     """Real values of a few samples, for capturing and profiling."""
     loss_fn: LossFunction
@@ -56,17 +59,29 @@ class Task:
     which is evaluated in mini-batches. None: the model is not evaluated."""
     accuracy: Callable[[Any, Any], float] | None = None
     """(outputs, targets) of the held-out samples -> share of correct outputs. None: their loss is reported instead."""
+    initial_weights: WeightSource | None = None
+    """Where the initial weights come from (see `gp.Weights`), unless `train.initial_weights` says so. None: from the
+    module, and for tensors on the meta device from the code of its submodules."""
     graph: Graph | None = None
     """The module's graph, of `capture` with options (such as `forms` or `whole_batch`) or of `from_transformers`. None:
     the module is captured with the default options."""
 
+    @property
+    def model(self) -> nn.Module:
+        """The module; the one that was built, if a function was given."""
+        assert isinstance(self.module, nn.Module)
+        return self.module
+
     def __post_init__(self) -> None:
-        """Check the fields before anything runs.
+        """Check the fields before anything runs, and build the model if a function was given.
 
         Raises:
             InvalidInput: a field has another type, or a function takes other arguments.
         """
         module = cast("object", self.module)
+        if callable(module) and not isinstance(module, nn.Module | type):
+            module = without_data(cast("ModelBuilder", module))
+            object.__setattr__(self, "module", module)
         if not isinstance(module, nn.Module):
             name = module.__name__ if isinstance(module, type) else ""
             what = f"the class {name}" if name else f"a {type(module).__name__}"
@@ -105,7 +120,7 @@ class Task:
         targets = (self.targets,) if isinstance(self.targets, str) else self.targets
         found = SampleSource(
             dataset=dataset,
-            inputs=input_names(self.module, self.example_inputs),
+            inputs=input_names(self.model, self.example_inputs),
             collate=self.collate,
             columns={key: (each,) if isinstance(each, str) else tuple(each) for key, each in self.columns.items()},
             targets=None if targets is None else tuple(targets),
@@ -185,7 +200,7 @@ def check_first(found: object, task: Task, batch_size: int) -> None:
     """
     inputs, targets = as_batch(found, "a mini-batch of the epoch")
     try:
-        names = input_names(task.module, task.example_inputs)
+        names = input_names(task.model, task.example_inputs)
         size = check_rows(name_inputs(names, inputs), targets)
     except InvalidInput as error:
         raise InvalidInput(error.what, where="the first mini-batch of the epoch", remedy=error.remedy) from None

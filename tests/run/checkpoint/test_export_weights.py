@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from graphpipe.errors import CheckpointCorrupt, InvalidInput
-from graphpipe.run.checkpoint.export_weights import export_weights, save_weights
 from graphpipe.run.checkpoint.folder import newest_valid
+from graphpipe.run.checkpoint.safetensors_files import write_tensors
+from graphpipe.run.export.export_weights import export_weights
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +78,10 @@ def test_weights_are_saved_in_their_dtypes(tmp_path: Path) -> None:
     module = torch.nn.Module()
     for dtype in (torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.complex64):
         module.register_buffer(f"of_{str(dtype)[6:]}", torch.arange(6).view(2, 3).T.to(dtype))
-    save_weights(module, tmp_path / "model.safetensors")
+    write_tensors(tmp_path / "model.safetensors", dict(module.named_buffers()))
     found = load_file(tmp_path / "model.safetensors")
     assert {name: each.dtype for name, each in found.items()} == {n: b.dtype for n, b in module.named_buffers()}
     assert all(torch.equal(found[name], each) for name, each in module.named_buffers())
     module.register_buffer("wide", torch.zeros(1, dtype=torch.complex128))
     with pytest.raises(InvalidInput, match=r"a safetensors file cannot hold torch\.complex128"):
-        save_weights(module, tmp_path / "model.safetensors")
+        write_tensors(tmp_path / "model.safetensors", dict(module.named_buffers()))

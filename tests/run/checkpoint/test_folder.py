@@ -27,11 +27,12 @@ from graphpipe.errors import CheckpointCorrupt, InvalidInput
 from graphpipe.files.json_body import digest, to_body
 from graphpipe.run.checkpoint import checkpoints as saving
 from graphpipe.run.checkpoint.checkpoints import Checkpoints
-from graphpipe.run.checkpoint.export_weights import export_weights
 from graphpipe.run.checkpoint.folder import list_checkpoints, newest_resumable, newest_valid
 from graphpipe.run.checkpoint.manifest import MANIFEST, FileEntry, Manifest
+from graphpipe.run.checkpoint.snapshot import Snapshot
 from graphpipe.run.checkpoint.verify import verify_files, verify_resumable
 from graphpipe.run.device.random_state import RandomState
+from graphpipe.run.export.export_weights import export_weights
 
 MODEL = "model-00.safetensors"
 OPTIMIZER, TRAINING = "optimizer-00.json", "training.json"
@@ -340,9 +341,9 @@ def operations(monkeypatch: pytest.MonkeyPatch, before: Callable[[], None]) -> N
     wrap(Path, "open")
 
 
-@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize(("again", "background"), [(False, False), (True, True)])
 def test_a_stop_before_any_operation_leaves_a_valid_checkpoint(
-    again: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    again: bool, background: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline, _ = pipeline_of("shared", norm=True)
     Checkpoints(pipeline, folder).load()
@@ -359,7 +360,7 @@ def test_a_stop_before_any_operation_leaves_a_valid_checkpoint(
 
         with monkeypatch.context() as patch, suppress(Stop):
             operations(patch, stop)
-            checkpoints = Checkpoints(pipeline, copy)
+            checkpoints = Checkpoints(pipeline, copy, background=background)
             checkpoints.save()
             checkpoints.wait()
             steps.add("complete")
@@ -382,7 +383,9 @@ def test_a_kill_at_any_time_does_not_lose_a_complete_checkpoint(tmp_path: Path) 
     interrupted = 0
     for _ in range(5 * KILLS):
         before = log.stat().st_size if log.exists() else 0
-        process = context.Process(target=save_until_killed, args=(str(folder), str(log)))
+        process = context.Process(
+            target=save_until_killed, args=(str(folder), str(log), bool(generator.getrandbits(1)))
+        )
         process.start()
         while not log.exists() or log.stat().st_size == before:
             assert process.is_alive()
@@ -416,6 +419,25 @@ def test_a_full_disk_on_one_rank_is_an_error_on_all_and_the_next_save_is_complet
     verify_files(folder / "step-00000003")
 
 
+def test_without_a_copy_the_checkpoint_is_there_when_save_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    plain = saving.write_rank_files
+
+    def watched(part: Path, rank: int, snapshot: Snapshot) -> None:
+        own = {each.data_ptr() for each in model.parameters()}
+        written.append(sum(each.data_ptr() in own for each in snapshot.tensors.values()))
+        plain(part, rank, snapshot)
+
+    monkeypatch.setattr(saving, "write_rank_files", watched)
+    pipeline, model = pipeline_of("replicas")
+    pipeline.step(*fan_batch())
+    Checkpoints(pipeline, tmp_path).save()
+    assert list_checkpoints(tmp_path)[0].name == "step-00000001"
+    assert written == [len(list(model.parameters()))]  # the tensors themselves
+
+
 def test_training_continues_while_a_snapshot_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
     write = saving.write_rank_files
@@ -426,7 +448,7 @@ def test_training_continues_while_a_snapshot_is_written(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(saving, "write_rank_files", slowly)
     pipeline, model = pipeline_of("replicas", norm=True)
-    checkpoints = Checkpoints(pipeline, tmp_path)
+    checkpoints = Checkpoints(pipeline, tmp_path, background=True)
     pipeline.step(*fan_batch())
     then = {name: each.clone() for name, each in model.state_dict().items()}
     checkpoints.save()

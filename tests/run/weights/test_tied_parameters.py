@@ -10,8 +10,8 @@ from run_shared import CUTS, batch, build, resume, save, train, train_from_unequ
 from safetensors.torch import load_file
 from torch import nn
 
-from graphpipe.run.checkpoint.export_weights import export_weights
 from graphpipe.run.checkpoint.folder import newest_valid
+from graphpipe.run.export.export_weights import export_weights
 from graphpipe.run.weights.tied_parameters import TiedParameters
 
 TIED = "source.weight"

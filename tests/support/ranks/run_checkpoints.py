@@ -120,10 +120,9 @@ def fill_the_disk(cut: str, folder: str) -> list[str]:
     if dist.get_rank() == 1:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
-    checkpoints.save()
     message = ""
     try:
-        checkpoints.wait()
+        checkpoints.save()
     except ValueError as error:
         message = f"{type(error).__name__}: {error}"
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -133,10 +132,10 @@ def fill_the_disk(cut: str, folder: str) -> list[str]:
     return [message, str(pipeline.steps)]
 
 
-def save_until_killed(folder: str, log: str) -> None:
+def save_until_killed(folder: str, log: str, background: bool) -> None:
     """Save a checkpoint every step until killed. Log the step and the seconds of each complete one."""
     pipeline, _ = pipeline_of("shared", lr_scheduler=None)
-    checkpoints = Checkpoints(pipeline, folder)
+    checkpoints = Checkpoints(pipeline, folder, background=background)
     if Path(folder).exists():
         checkpoints.load()
     while True:

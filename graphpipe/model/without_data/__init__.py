@@ -1,0 +1,1 @@
+"""Models whose parameters have shapes and no data."""

@@ -1,0 +1,72 @@
+"""The weights of a checkpoint for plain PyTorch and for `transformers`."""
+
+import shutil
+from pathlib import Path
+
+from torch import Tensor
+
+from graphpipe.run.checkpoint.folder import CHECKPOINTS, newest_valid
+from graphpipe.run.checkpoint.manifest import MANIFEST
+from graphpipe.run.checkpoint.verify import verify_files
+from graphpipe.run.comm.collective_calls import unusable_file
+from graphpipe.run.export.save_model import TRANSFORMERS_CONFIG
+from graphpipe.run.export.write_model import write_model_file, write_model_folder
+from graphpipe.run.sources.checkpoint_reader import CheckpointReader
+
+
+def export_weights(source: str | Path, output: str | Path) -> Path:
+    """Write the whole model of a checkpoint to a file or a folder, and return the checkpoint.
+
+    One tensor at a time is in memory.
+
+    Args:
+        source: a checkpoint, or a folder of checkpoints, or the folder of a run. The newest valid checkpoint of a
+            folder is exported.
+        output: a file whose name ends with `.safetensors`, or a folder, which then has one file or several with an
+            index. They hold tied tensors under each of their names, and whole tensors that were saved in slices. For a
+            run of a model of Hugging Face, the folder gets its configuration, so that `from_pretrained` loads it.
+
+    Raises:
+        InvalidInput: there is no checkpoint, or the file cannot be written.
+        CheckpointCorrupt: the checkpoint is damaged, or all checkpoints of the folder are.
+    """
+    checkpoint, place = _checkpoint(source), Path(output)
+    verify_files(checkpoint)
+    if place.suffix == ".safetensors":
+        write_model_file(CheckpointReader(checkpoint), place)
+    else:
+        write_model_folder(CheckpointReader(checkpoint), place)
+        _copy_config(Path(source), place)
+    return checkpoint
+
+
+def checkpoint_tensors(source: str | Path) -> tuple[Path, dict[str, Tensor]]:
+    """Return a checkpoint and the tensors of its whole model, tied ones under each of their names.
+
+    Args:
+        source: as for `export_weights`.
+
+    Raises:
+        InvalidInput: there is no checkpoint.
+        CheckpointCorrupt: the checkpoint is damaged, or all checkpoints of the folder are.
+    """
+    checkpoint = _checkpoint(source)
+    verify_files(checkpoint)
+    reader = CheckpointReader(checkpoint)
+    return checkpoint, {name: reader.read(name, None) for name in sorted(reader.names)}
+
+
+def _copy_config(run: Path, folder: Path) -> None:
+    config = run / TRANSFORMERS_CONFIG
+    if config.is_file():
+        try:
+            shutil.copyfile(config, folder / "config.json")
+        except OSError as error:
+            raise unusable_file(error) from None
+
+
+def _checkpoint(source: str | Path) -> Path:
+    place = Path(source)
+    if (place / CHECKPOINTS).is_dir():
+        place = place / CHECKPOINTS
+    return place if (place / MANIFEST).exists() else newest_valid(place).path

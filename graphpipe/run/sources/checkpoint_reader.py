@@ -1,0 +1,76 @@
+"""Reads tensors of a checkpoint of GraphPipe, whichever plan saved it."""
+
+from collections.abc import Collection
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import final
+
+import torch
+from torch import Tensor
+
+from graphpipe.errors import CheckpointCorrupt
+from graphpipe.graph import ParameterSlice, parameter_of
+from graphpipe.run.checkpoint.folder import newest_valid
+from graphpipe.run.checkpoint.manifest import MANIFEST, Manifest, regular_file_size
+from graphpipe.run.checkpoint.recut_tensors import read_parameters, whole_forms
+
+
+@final
+class CheckpointReader:
+    """Tensors of a checkpoint, or of the newest one of a folder whose files have the right sizes.
+
+    The files are not compared with their hashes, because every rank reads only its own part.
+
+    Args:
+        path: the checkpoint, a folder of checkpoints, or the folder of a run.
+
+    Raises:
+        InvalidInput: there is no checkpoint.
+        CheckpointCorrupt: the checkpoint is damaged, or all of the folder are.
+    """
+
+    def __init__(self, path: Path) -> None:
+        folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+        if (folder / MANIFEST).exists():
+            self.path, self._manifest = folder, _verify_sizes(folder)
+        else:
+            newest = newest_valid(folder, _verify_sizes)
+            self.path, self._manifest = newest.path, newest.manifest
+        forms = {name: (entry.dtype, entry.shape) for name, entry in self._manifest.tensors.items()}
+        self._forms = whole_forms(forms)
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names of all tensors, tied ones under each of their names."""
+        return {*self._forms, *self._manifest.aliases}
+
+    def file_of(self, name: str) -> Path:
+        """Return the file that holds a tensor, or its first slice."""
+        saved = self._manifest.aliases.get(name, name)
+        entries = self._manifest.tensors
+        return self.path / next(entry.file for each, entry in entries.items() if parameter_of(each) == saved)
+
+    def form(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+        """Return the shape and the dtype of a whole tensor."""
+        dtype, shape = self._forms[self._manifest.aliases.get(name, name)]
+        return shape, getattr(torch, dtype)
+
+    def read(self, name: str, piece: ParameterSlice | None) -> Tensor:
+        """Return a tensor, or a slice of it."""
+        saved = self._manifest.aliases.get(name, name)
+        wanted = saved if piece is None else replace(piece, parameter=saved).name
+        return read_parameters(self.path, self._manifest.tensors, [wanted])[wanted]
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Return a context that does nothing: files are opened for each tensor."""
+        return nullcontext()
+
+
+def _verify_sizes(checkpoint: Path) -> Manifest:
+    manifest = Manifest.load(checkpoint / MANIFEST)
+    for name, entry in manifest.files.items():
+        if (size := regular_file_size(checkpoint / name)) != entry.bytes:
+            what = f"holds {size} bytes, the manifest says {entry.bytes}"
+            raise CheckpointCorrupt(what, where=str(checkpoint / name))
+    return manifest
