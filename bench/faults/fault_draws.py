@@ -9,7 +9,7 @@ STEPS, EVERY, BATCH = 8, 2, 16
 EARLIER_STEP = 5
 """The step in which another rank is killed first, if the drawn fault strikes while a checkpoint is loaded."""
 SCHEDULES = ("1f1b", "zb-auto", "recompute")
-WORK = ("start", "send", "receive", "forward", "backward", "reduce", "optimizer", "saving", "resuming")
+WORK = ("start", "filling", "send", "receive", "forward", "backward", "reduce", "optimizer", "saving", "resuming")
 KINDS: Mapping[str, tuple[str, ...]] = {
     "kill": WORK,
     "raise": WORK,
@@ -68,6 +68,8 @@ class Case:
     layout: int
     schedule: str
     elastic: bool
+    background: bool
+    """Whether checkpoints are written while training continues."""
 
     @property
     def stages(self) -> tuple[Layout, ...]:
@@ -90,7 +92,7 @@ class Draw:
     way: str
     phase: str
     step: int
-    """From 1. A fault of the phases `start` and `resuming` does not wait for it."""
+    """From 1. A fault of the phases `start`, `filling` and `resuming` does not wait for it."""
     culprits: tuple[int, ...]
     """The ranks that fail. For a fault of the launcher: the rank whose phase decides when."""
     late: bool
@@ -114,6 +116,7 @@ def draw(seed: int, number: int) -> Draw:
         layout=dice.randrange(len(LAYOUTS[ranks])),
         schedule=dice.choice(SCHEDULES),
         elastic=dice.random() < 0.5,
+        background=dice.random() < 0.5,
     )
     phase = dice.choice([each for each in KINDS[kind] if _ranks_with(each, case.stages)])
     culprits = _culprits(dice, kind, phase, case)

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
 from bench.faults.fault_draws import BATCH, EARLIER_STEP, EVERY, STEPS, Draw
-from bench.faults.fault_task import DRAW, SPENT
+from bench.faults.fault_task import DRAW, SPENT, model
 from graphpipe.files.json_body import to_body
 from graphpipe.plans import Plan
+from graphpipe.run.checkpoint.safetensors_files import write_tensors
 
 TASK = Path(__file__).parent / "fault_task.py"
 LIMIT_SECONDS, END_SECONDS, SILENCE_SECONDS = 240.0, 20.0, 15.0
@@ -35,6 +37,8 @@ costs = "estimate"
 batch_size = {batch}
 steps = {steps}
 checkpoint_every = {every}
+checkpoint_async = {background}
+initial_weights = "{weights}"
 keep = 100
 [optimizer]
 lr = 0.01
@@ -129,6 +133,16 @@ def _deciding(plan: Path) -> list[object]:
     return [to_body(found)[key] for key in ("stages", "schedule")]
 
 
+def _weights(shop: Workshop) -> Path:
+    """Return the file of the initial weights, of which each rank reads its own."""
+    path = shop.folder / "weights.safetensors"
+    with _PLANNING:
+        if not path.exists():
+            torch.manual_seed(0)
+            write_tensors(path, {name: each.detach() for name, each in model()[0].named_parameters()})
+    return path
+
+
 def carry_out(draw: Draw, shop: Workshop) -> tuple[Path, list[Ended]]:
     """Run a draw, and then resume it where it did not end by itself. Return its folder and the commands.
 
@@ -144,6 +158,8 @@ def carry_out(draw: Draw, shop: Workshop) -> tuple[Path, list[Ended]]:
         batch=BATCH,
         steps=STEPS,
         every=EVERY,
+        background=str(draw.case.background).lower(),
+        weights=_weights(shop),
         silence=SILENCE_SECONDS,
     )
     (folder / "run.toml").write_text(settings)

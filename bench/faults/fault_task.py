@@ -69,7 +69,7 @@ class Here:
             or fault["kind"] in ("nan", "wrong message")
         ):
             return
-        if phase in ("start", "resuming") or (step or self.step) == fault["step"]:
+        if phase in ("start", "filling", "resuming") or (step or self.step) == fault["step"]:
             self.note(fault)
             if fault["delay_seconds"]:
                 threading.Timer(fault["delay_seconds"], self._strike, [fault]).start()
@@ -149,10 +149,12 @@ def _around(owner: Any, name: str, phase: str) -> None:
 
 def _watch_calls() -> None:
     """Put the phases that are not in the user's module around the calls of this rank."""
+    from graphpipe.run import pipeline_parts
     from graphpipe.run.checkpoint import checkpoints
     from graphpipe.run.comm.world import P2PGroups
     from graphpipe.run.weights import sync_allreduce
 
+    _around(pipeline_parts, "host_tensors", "filling")
     _around(P2PGroups, "send", "send")
     _around(P2PGroups, "receive", "receive")
     _around(sync_allreduce, "sum_between_ranks", "reduce")
@@ -266,7 +268,9 @@ def task() -> gp.Task:
     if rank is not None:
         _watch_calls()
         rank.reach("start")
-    module, inputs = model()
+    _, inputs = model()
     if rank is not None:
         rank.reach("start", late=True)
-    return gp.Task(module=module, example_inputs=inputs, loss_fn=loss, epoch=epoch, held_out=next(epoch(99, 32, 0)))
+    return gp.Task(
+        module=lambda: model()[0], example_inputs=inputs, loss_fn=loss, epoch=epoch, held_out=next(epoch(99, 32, 0))
+    )
