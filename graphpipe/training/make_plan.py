@@ -3,6 +3,9 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
+
+from torch import nn
 
 from graphpipe.cluster import Cluster
 from graphpipe.costs import CostModel, CostTable
@@ -24,8 +27,8 @@ from graphpipe.plans import Plan
 from graphpipe.profiler.profile import profile
 from graphpipe.run.device.precision import check_planned_precision
 from graphpipe.simulator import predict
-from graphpipe.training.config.optimizers import build_optimizer
 from graphpipe.training.config.settings import TrainConfig
+from graphpipe.training.task.factories import optimizer_factory
 from graphpipe.training.task.first_samples import first_samples
 from graphpipe.training.task.task import Task
 from graphpipe.waiting import waiting
@@ -172,5 +175,5 @@ def _costs(
         loss_fn=task.loss_fn,
         targets=targets,
         batch_sizes=sorted({max(1, size >> halvings) for halvings in range(8)}),
-        optimizer=lambda parameters: build_optimizer(config.optimizer, parameters),
+        optimizer=lambda parameters: optimizer_factory(config, task)(cast("list[nn.Parameter]", parameters)),
     )

@@ -139,6 +139,7 @@ def _resumed_plan(
             where="optimizer.name",
             remedy=f"Choose {then}, or start from the exported weights.",
         )
+    _check_schedule(config, changed)
     if changed:
         tell(sentence(changed, training.step))
     if last.cluster != Cluster.resolve(config.cluster):
@@ -148,6 +149,20 @@ def _resumed_plan(
         tell(f"{', '.join(others)} changed: planning again")
         return last, None, changed
     return last, checkpoint / PLAN, changed
+
+
+def _check_schedule(config: TrainConfig, changed: dict[str, tuple[Any, Any]]) -> None:
+    # Rates of torch's schedules follow from their states, which hold for one schedule and one learning rate.
+    names = changed.get("lr_schedule.name", (config.lr_schedule.name,) * 2)
+    if all(name in ("constant", "cosine") for name in names):
+        return
+    for key, (then, now) in changed.items():
+        if key == "optimizer.lr" or key.startswith("lr_schedule."):
+            raise InvalidInput(
+                f"was {then}, is {now}, and the rate of {names[0]} follows from the state in the checkpoint",
+                where=key,
+                remedy=f"Choose {then}, or start from the exported weights.",
+            )
 
 
 def _new_folder(settings: RunSettings) -> RunFolder:

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 from graphpipe.errors import InvalidInput, PeerLost, PeerStalled
@@ -27,7 +26,7 @@ from graphpipe.run.stage.shares.batch_share import GivenBatch
 from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.weights.weight_update import SchedulerFactory
 from graphpipe.trace import Trace
-from graphpipe.training.config.optimizers import apply_settings, build_optimizer, scheduler_factory
+from graphpipe.training.config.optimizers import apply_settings
 from graphpipe.training.config.settings import TrainConfig
 from graphpipe.training.elastic.survivor import BufferCopies, KeptState, Reader, RepeatableBatches, Survivor
 from graphpipe.training.evaluate_task import evaluate_task
@@ -40,6 +39,7 @@ from graphpipe.training.segment_ends import segment_ends
 from graphpipe.training.task.count_steps import count_steps
 from graphpipe.training.task.data_reader import DataReader
 from graphpipe.training.task.dataset_reader import DatasetReader
+from graphpipe.training.task.factories import optimizer_factory, schedule_factory
 from graphpipe.training.task.initial_weights import initial_weights
 from graphpipe.training.task.task import Task, load_task
 from graphpipe.training.telemetry.banner import readiness, show_banner
@@ -133,10 +133,10 @@ def _train(
             plan,
             task.model,
             task.loss_fn,
-            kept.optimizer if kept else partial(build_optimizer, config.optimizer),
+            kept.optimizer if kept else optimizer_factory(config, task),
             options=_options(
                 config,
-                kept.schedule if kept else scheduler_factory(config.lr_schedule, steps),
+                kept.schedule if kept else schedule_factory(config, task, steps),
                 plan,
                 folder,
                 reader,
@@ -155,7 +155,8 @@ def _train(
         elif resume:
             training = checkpoints.load()
             training.check_unfinished(steps, results=folder.metrics.exists(), where=str(folder))
-            apply_settings(pipeline.state.optimizers, config.optimizer)
+            if task.optimizer is None:
+                apply_settings(pipeline.state.optimizers, config.optimizer)
             reader.position = training.position
         if main:
             note_recovery(folder, pipeline.steps)

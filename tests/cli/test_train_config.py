@@ -1,6 +1,8 @@
 """Training configurations: defaults, overrides and mistakes."""
 
+import inspect
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -50,7 +52,16 @@ def test_a_saved_configuration_loads_unchanged(file: Path, tmp_path: Path) -> No
         ("train.batch_size=0", "train.batch_size: is 0, must be at least 1"),
         ("train.batch_size=many", "train.batch_size"),
         ("optimizer.lr=nan", "optimizer.lr: is nan, must be positive and finite"),
-        ("optimizer.name=adamm", "optimizer.name"),
+        ("optimizer.name=adamm", "optimizer.name: torch.optim has no 'adamm'. Did you mean 'adam'?"),
+        ("optimizer.name=lbfgs", "LBFGS computes the loss several times in a step"),
+        ("optimizer.momentum=0.9", "optimizer.momentum: is 0.9, and AdamW has none. Leave it out."),
+        ("optimizer.arguments={beta=1}", "optimizer.arguments: AdamW takes no 'beta'. Did you mean 'betas'?"),
+        ("optimizer.arguments={lr=1}", "optimizer.arguments: has lr. Set optimizer.lr."),
+        ("optimizer.arguments={betas=[2, 3]}", "optimizer: AdamW refuses its arguments: ValueError: Invalid beta"),
+        ("lr_schedule.name=steplrr", "torch.optim.lr_scheduler has no 'steplrr'. Did you mean 'steplr'?"),
+        ("lr_schedule.name=LambdaLR", "LambdaLR needs functions or other schedules. Return it from the task"),
+        ("lr_schedule.name=ReduceLROnPlateau", "ReduceLROnPlateau needs a loss to step"),
+        ("lr_schedule.arguments={gamma=1}", "lr_schedule.arguments: 'constant' takes no 'gamma'"),
         ("train.clip_norm=-1", "train.clip_norm"),
         ("train=3", "train"),
         ("train.engine=dpp", "train.engine"),
@@ -126,6 +137,44 @@ def test_optimizers() -> None:
     assert type(build_optimizer(OptimizerSettings(name="radam"), parameters)) is torch.optim.RAdam
     assert type(build_optimizer(OptimizerSettings(name="adam"), parameters)) is torch.optim.Adam
     assert type(build_optimizer(OptimizerSettings(), parameters)) is torch.optim.AdamW
+
+
+def test_every_optimizer_and_schedule_of_torch_is_found_by_name() -> None:
+    """There were four optimizers without betas, and two schedules."""
+    parameters = [torch.zeros(2, 2, requires_grad=True)]
+    names = [name for name in torch.optim.__all__ if inspect.isclass(getattr(torch.optim, name))]
+    optimizers = {*names} - {"Optimizer", "LBFGS"}
+    assert len(optimizers) > 12
+    for name in optimizers:
+        for spelt in (name, name.lower()):
+            assert type(build_optimizer(OptimizerSettings(name=spelt), parameters)) is getattr(torch.optim, name)
+    settings = OptimizerSettings(name="SGD", momentum=0.9, arguments={"nesterov": True})
+    assert build_optimizer(settings, parameters).defaults["nesterov"]
+    adam = build_optimizer(OptimizerSettings(name="adam", arguments={"betas": [0.8, 0.9]}), parameters)
+    assert adam.defaults["betas"] == (0.8, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("StepLR", {"step_size": 2}, [1, 1, 0.1, 0.1, 0.01]),
+        ("multisteplr", {"milestones": [1, 3], "gamma": 0.5}, [1, 0.5, 0.5, 0.25, 0.25]),
+        ("CosineAnnealingLR", {}, [1, 0.9045085, 0.6545085, 0.3454915, 0.0954915]),
+    ],
+)
+def test_a_schedule_of_torch_takes_its_length_from_the_training(
+    name: str, arguments: dict[str, Any], expected: list[float]
+) -> None:
+    for warmup in (0, 3):
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+        settings = ScheduleSettings(name=name, arguments=arguments, warmup_steps=warmup)
+        schedule = scheduler_factory(settings, steps=5 + warmup)(optimizer)
+        rates: list[float] = []
+        for _ in range(5 + warmup):
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            schedule.step()
+        assert rates == pytest.approx([0.25, 0.5, 0.75][:warmup] + expected)
 
 
 def test_the_names_of_other_tools_lead_to_settings_that_there_are() -> None:

@@ -2,50 +2,66 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, LinearLR, LRScheduler, SequentialLR
 
 from graphpipe.run.weights.weight_update import ScheduledOptimizer, SchedulerFactory
 from graphpipe.training.config.settings import OptimizerSettings, ScheduleSettings
+from graphpipe.training.config.torch_names import as_argument, optimizer_class, scheduler_class, takes
 
 
 def build_optimizer(settings: OptimizerSettings, parameters: Sequence[Tensor]) -> Optimizer:
     """Return the optimizer of these parameters."""
-    lr, decay = settings.lr, settings.weight_decay
-    if settings.name == "sgd":
-        return torch.optim.SGD(parameters, lr=lr, momentum=settings.momentum, weight_decay=decay)
-    kinds = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "radam": torch.optim.RAdam}
-    return kinds[settings.name](parameters, lr=lr, weight_decay=decay)
+    return optimizer_class(settings.name)(parameters, **settings.given)  # pyright: ignore[reportArgumentType]
 
 
 def scheduler_factory(settings: ScheduleSettings, steps: int) -> SchedulerFactory:
     """Return a function that makes the learning-rate schedule of a training with `steps` steps."""
+    if settings.of_torch:
+        return lambda optimizer: _of_torch(settings, optimizer, steps)
+    return lambda optimizer: LambdaLR(optimizer, lambda step: _share(settings, step, steps))
 
-    def share(step: int) -> float:
-        if step < settings.warmup_steps:
-            return (step + 1) / (settings.warmup_steps + 1)
-        if settings.name == "constant":
-            return 1.0
-        rest = max(1, steps - settings.warmup_steps)
-        return 0.5 * (1.0 + math.cos(math.pi * min(1.0, (step - settings.warmup_steps) / rest)))
 
-    return lambda optimizer: LambdaLR(optimizer, share)
+def _share(settings: ScheduleSettings, step: int, steps: int) -> float:
+    if step < settings.warmup_steps:
+        return (step + 1) / (settings.warmup_steps + 1)
+    if settings.name == "constant":
+        return 1.0
+    rest = max(1, steps - settings.warmup_steps)
+    return 0.5 * (1.0 + math.cos(math.pi * min(1.0, (step - settings.warmup_steps) / rest)))
+
+
+def _of_torch(settings: ScheduleSettings, optimizer: Optimizer, steps: int) -> LRScheduler:
+    kind, warmup = scheduler_class(settings.name), settings.warmup_steps
+    rest, rate = max(1, steps - warmup), optimizer.param_groups[0]["lr"]
+    lengths: dict[str, Any] = {"T_max": rest, "total_steps": rest, "max_lr": rate}
+    missing = {name: value for name, value in lengths.items() if takes(kind, name) and name not in settings.arguments}
+    if "epochs" in settings.arguments:  # OneCycleLR counts its steps itself.
+        missing.pop("total_steps", None)
+    arguments = missing | {name: as_argument(value) for name, value in settings.arguments.items()}
+    if not warmup:
+        return kind(optimizer, **arguments)
+    begin = LinearLR(optimizer, start_factor=1 / (warmup + 1), total_iters=warmup)
+    return SequentialLR(optimizer, [begin, kind(optimizer, **arguments)], milestones=[warmup])
 
 
 def apply_settings(optimizers: Iterable[ScheduledOptimizer], settings: OptimizerSettings) -> None:
     """Give restored optimizers and schedules the options of a configuration, which a checkpoint has overwritten.
 
-    The schedule's shape is that of the configuration anyway. Its learning rate continues at the present step.
+    The shape of `constant` and `cosine` is that of the configuration anyway. Their learning rate continues at the
+    present step. Schedules of torch keep the learning rates, momenta and betas that they have set.
     """
     for scheduled in optimizers:
         schedule = scheduled.scheduler
-        assert isinstance(schedule, LambdaLR), "a configuration's schedule"
-        schedule.base_lrs = [settings.lr] * len(schedule.base_lrs)
-        for group, share in zip(scheduled.optimizer.param_groups, schedule.lr_lambdas, strict=True):
-            group["initial_lr"], group["weight_decay"] = settings.lr, settings.weight_decay
-            group["lr"] = settings.lr * share(schedule.last_epoch)
-            if "momentum" in group:
-                group["momentum"] = settings.momentum
+        for number, group in enumerate(scheduled.optimizer.param_groups):
+            if isinstance(schedule, LambdaLR):
+                group |= {name: value for name, value in settings.given.items() if name in group}
+                group["initial_lr"] = settings.lr
+                group["lr"] = settings.lr * schedule.lr_lambdas[number](schedule.last_epoch)
+            else:
+                group["weight_decay"] = settings.given.get("weight_decay", group.get("weight_decay"))
+        if isinstance(schedule, LambdaLR):
+            schedule.base_lrs = [settings.lr] * len(schedule.base_lrs)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ConfigDict
 
@@ -16,6 +16,14 @@ from graphpipe.planning.settings import PlanSection
 from graphpipe.run.faults.fault import parse_faults
 from graphpipe.run.weights.check_sync import check_sync
 from graphpipe.run.weights.registry import DEFAULT_SYNC
+from graphpipe.training.config.torch_names import (
+    as_argument,
+    check_arguments,
+    check_builds,
+    optimizer_class,
+    scheduler_class,
+    takes,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,21 +95,42 @@ class TrainSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSettings:
-    """The optimizer."""
+    """The optimizer, unless the task gives one."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    name: Literal["adamw", "adam", "radam", "sgd"] = "adamw"
+    name: str = "adamw"
+    """A class of `torch.optim`, in any case: adamw, sgd, Adafactor, Muon, and so on."""
     lr: float = 1e-3
     """Learning rate."""
     weight_decay: float = 0.0
     momentum: float = 0.0
-    """Only for sgd."""
+    """For optimizers with an argument of this name, such as sgd."""
+    arguments: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Further arguments of the class, such as `betas = [0.9, 0.95]` or `nesterov = true`."""
 
     def __post_init__(self) -> None:
         _positive("optimizer.lr", self.lr)
         _not_negative("optimizer.weight_decay", self.weight_decay)
         _not_negative("optimizer.momentum", self.momentum)
+        kind = optimizer_class(self.name)
+        check_arguments(kind, self.arguments, "optimizer")
+        for name, value in (("weight_decay", self.weight_decay), ("momentum", self.momentum)):
+            if value and not takes(kind, name):
+                what = f"is {value}, and {kind.__name__} has none"
+                raise InvalidInput(what, where=f"optimizer.{name}", remedy="Leave it out.")
+        for name in ("lr", "weight_decay", "momentum"):
+            if name in self.arguments:
+                raise InvalidInput(f"has {name}", where="optimizer.arguments", remedy=f"Set optimizer.{name}.")
+        check_builds(kind, self.given)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The arguments of the class, beside the parameters."""
+        kind = optimizer_class(self.name)
+        own = {"lr": self.lr, "weight_decay": self.weight_decay, "momentum": self.momentum}
+        further = {name: as_argument(value) for name, value in self.arguments.items()}
+        return {name: value for name, value in own.items() if takes(kind, name)} | further
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,13 +139,26 @@ class ScheduleSettings:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    name: Literal["constant", "cosine"] = "constant"
-    """`cosine` decreases to zero at the last step."""
+    name: str = "constant"
+    """`constant`, `cosine`, which decreases to zero at the last step, or a class of `torch.optim.lr_scheduler`."""
     warmup_steps: int = 0
     """Steps in which the learning rate rises from zero."""
+    arguments: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Arguments of the class, such as `step_size = 30`. By default `T_max`, `total_steps` and `max_lr` are those of the
+    training."""
 
     def __post_init__(self) -> None:
         _not_negative("lr_schedule.warmup_steps", self.warmup_steps)
+        if self.of_torch:
+            check_arguments(scheduler_class(self.name), self.arguments, "lr_schedule")
+        elif self.arguments:
+            what = f"'{self.name}' takes no '{next(iter(self.arguments))}'"
+            raise InvalidInput(what, where="lr_schedule.arguments")
+
+    @property
+    def of_torch(self) -> bool:
+        """Whether it is a class of torch, whose present rate follows from its state."""
+        return self.name not in ("constant", "cosine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

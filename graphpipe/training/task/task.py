@@ -8,6 +8,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Sampler
 
 from graphpipe.errors import InvalidInput, nearest
@@ -17,6 +19,7 @@ from graphpipe.model.without_data.meta_model import ModelBuilder, without_data
 from graphpipe.run.initial_weights.weight_source import WeightSource
 from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.mini_batch import check_rows
+from graphpipe.run.weights.weight_update import OptimizerFactory
 from graphpipe.training.task.sample_order import OrderFunction, check_sampler
 from graphpipe.training.task.sample_source import Collate, SampleSource
 from graphpipe.training.task.user_function import call
@@ -54,6 +57,11 @@ class Task:
     sampler: "OrderFunction | Sampler[int] | None" = None
     """(epoch from 0, seed) -> indices of the epoch's samples, in order; or a sampler of torch. None: all samples, in an
     order drawn from epoch and seed. What is left of an epoch after the last whole mini-batch is not trained."""
+    optimizer: OptimizerFactory | None = None
+    """Builds an optimizer of the trainable parameters that a rank hosts, in place of that of the configuration. It is
+    called several times, with some of the parameters each time."""
+    scheduler: Callable[[Optimizer, int], LRScheduler] | None = None
+    """(optimizer, steps of the training) -> its learning-rate schedule, in place of that of the configuration."""
     held_out: Any = None
     """Samples for evaluation at the end: a pair (inputs, targets), or a data set with samples as those of `dataset`,
     which is evaluated in mini-batches. None: the model is not evaluated."""
@@ -100,6 +108,10 @@ class Task:
         if self.collate is not None:
             _check_function("collate", self.collate, "samples")
         check_sampler(self.sampler)
+        if self.optimizer is not None:
+            _check_function("optimizer", self.optimizer, "parameters")
+        if self.scheduler is not None:
+            _check_function("scheduler", self.scheduler, "optimizer", "steps")
         if self.accuracy is not None:
             _check_function("accuracy", self.accuracy, "outputs", "targets")
         if _holds_tensors(self.held_out):
