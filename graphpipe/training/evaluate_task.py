@@ -1,13 +1,14 @@
-"""Evaluates a task on its held-out samples: the loss, and the user's accuracy."""
+"""Evaluates a task on its held-out samples: the loss, and the user's metrics."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans.sharding import SampleRange
-from graphpipe.run.comm.collective_calls import wait_for_ranks
+from graphpipe.run.comm.collective_calls import collective_call, wait_for_ranks
 from graphpipe.run.pipeline import Pipeline
 from graphpipe.run.stage.loss import kind_of
 from graphpipe.run.stage.shares.batch_share import BatchShare
@@ -18,31 +19,52 @@ from graphpipe.training.task.sample_source import SampleSource
 from graphpipe.training.task.share_reader import BatchRequest, ShareReader, read_shares
 from graphpipe.training.task.task import Task
 
+ACCURACY = "accuracy"
+"""The name of what the task's accuracy function returns."""
 
-def evaluate_task(task: Task, pipeline: Pipeline, settings: TrainSettings) -> tuple[float | None, float | None]:
-    """Return loss and accuracy on the held-out samples; every rank must call this.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """What an evaluation of the held-out samples has found, the same on every rank."""
+
+    loss: float | None = None
+    """Mean loss over the samples; None without targets."""
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """What the task's functions returned, by name. That of `accuracy` has this name."""
+
+    @property
+    def accuracy(self) -> float | None:
+        """What the task's accuracy function returned."""
+        return self.metrics.get(ACCURACY)
+
+
+def evaluate_task(task: Task, pipeline: Pipeline, settings: TrainSettings) -> HeldOut:
+    """Return loss and metrics on the held-out samples; every rank must call this.
 
     Args:
-        task: has the held-out samples. The accuracy is None without an accuracy function.
+        task: has the held-out samples.
         pipeline: with the trained model.
         settings: say how a data set is read.
 
     Raises:
-        InvalidInput: a sample cannot be read, outputs cannot be joined, or the accuracy is no number.
+        InvalidInput: a sample cannot be read, outputs cannot be joined, or a metric is no number.
         PeerLost, PeerStalled: another rank is gone.
     """
     if task.held_out is None:
-        return None, None
-    if (source := task.held_out_source()) is not None:
-        return _of_dataset(task, source, pipeline, settings)
-    inputs, targets = task.held_out
-    loss, outputs = pipeline.evaluate(inputs, targets, gather=task.accuracy is not None)
-    return loss, _accuracy(task, pipeline, outputs, targets, everywhere=True)
+        return HeldOut()
+    wanted = task.accuracy is not None or task.metrics is not None
+    if (source := task.held_out_source()) is None:
+        inputs, targets = task.held_out
+        loss, outputs = pipeline.evaluate(inputs, targets, gather=wanted)
+    else:
+        loss, outputs, targets = _of_dataset(source, pipeline, settings, wanted)
+    return HeldOut(loss=loss, metrics=_metrics(task, pipeline, outputs, targets) if wanted else {})
 
 
 def _of_dataset(
-    task: Task, source: SampleSource, pipeline: Pipeline, settings: TrainSettings
-) -> tuple[float | None, float | None]:
+    source: SampleSource, pipeline: Pipeline, settings: TrainSettings, wanted: bool
+) -> tuple[float | None, Any, Any]:
+    # Loss, and outputs and targets of all samples on rank 0.
     pieces: list[Piece] = []
     done = 0
 
@@ -53,10 +75,9 @@ def _of_dataset(
             pieces.append((SampleRange(done, done + size), map_tensors((outputs, targets), torch.Tensor.cpu)))
         done += size
 
-    shares = held_out_shares(source, pipeline, settings)
-    loss = pipeline.evaluate_all(shares, each=keep if task.accuracy is not None else None)
-    outputs, targets = _joined(pieces) if pieces else (None, None)
-    return loss, _accuracy(task, pipeline, outputs, targets, everywhere=False)
+    loss = pipeline.evaluate_all(held_out_shares(source, pipeline, settings), each=keep if wanted else None)
+    outputs, targets = collective_call(pipeline.world, lambda: _joined(pieces) if pieces else (None, None))
+    return loss, outputs, targets
 
 
 def held_out_shares(source: SampleSource, pipeline: Pipeline, settings: TrainSettings) -> Iterator[BatchShare]:
@@ -81,24 +102,37 @@ def _joined(pieces: list[Piece]) -> tuple[Any, Any]:
         ) from None
 
 
-def _accuracy(task: Task, pipeline: Pipeline, outputs: Any, targets: Any, *, everywhere: bool) -> float | None:
-    # With `everywhere`, every rank has the outputs and computes it. Otherwise rank 0 does.
-    if (accuracy := task.accuracy) is None:
-        return None
+def _metrics(task: Task, pipeline: Pipeline, outputs: Any, targets: Any) -> dict[str, float]:
+    # Computed on rank 0. A rank that is lost in the user's function is noticed before rank 0 writes results.
+    def work() -> list[Any]:
+        return _found(task, outputs, targets) if pipeline.world.rank == 0 else []
 
-    def work() -> float | str:
-        return _number(accuracy(outputs, targets)) if everywhere or pipeline.world.rank == 0 else 0.0
-
-    # A rank that is lost in the user's function is noticed before rank 0 writes results.
-    found = wait_for_ranks(pipeline.world, work)[0]
-    if isinstance(found, str):
-        raise InvalidInput(f"returned {found}, must return one number", where="accuracy", remedy="Return its mean().")
+    found, refused = wait_for_ranks(pipeline.world, work)[0]
+    if refused:
+        where, what, wanted, remedy = refused
+        raise InvalidInput(f"returned {what}, must return {wanted}", where=where, remedy=remedy)
     return found
 
 
-def _number(value: object) -> float | str:
-    # The number, or what was returned in its place.
+def _found(task: Task, outputs: Any, targets: Any) -> list[Any]:
+    # The numbers by name, and which function returned what in place of numbers.
+    found: dict[str, float] = {}
+    if task.accuracy is not None and not _put(found, ACCURACY, value := task.accuracy(outputs, targets)):
+        return [found, ["accuracy", kind_of(value), "one number", "Return its mean()."]]
+    if task.metrics is None:
+        return [found, None]
+    given = cast("object", task.metrics(outputs, targets))
+    if not isinstance(given, Mapping):
+        return [found, ["metrics", kind_of(given), "a dict of numbers by name", ""]]
+    for name, value in cast("Mapping[object, object]", given).items():
+        if not _put(found, str(name), value):
+            return [found, ["metrics", f"{kind_of(value)} for '{name}'", "numbers", "Return its mean()."]]
+    return [found, None]
+
+
+def _put(found: dict[str, float], name: str, value: object) -> bool:
     try:
-        return float(value)  # pyright: ignore[reportArgumentType]
+        found[name] = float(value)  # pyright: ignore[reportArgumentType]
     except (TypeError, ValueError, RuntimeError):
-        return kind_of(value)
+        return False
+    return True

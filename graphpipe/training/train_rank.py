@@ -29,7 +29,7 @@ from graphpipe.trace import Trace
 from graphpipe.training.config.optimizers import apply_settings
 from graphpipe.training.config.settings import TrainConfig
 from graphpipe.training.elastic.survivor import BufferCopies, KeptState, Reader, RepeatableBatches, Survivor
-from graphpipe.training.evaluate_task import evaluate_task
+from graphpipe.training.evaluations import Evaluations
 from graphpipe.training.run_folder.leave_request import LeaveRequest
 from graphpipe.training.run_folder.metrics_log import StepMetrics, read_metrics_log
 from graphpipe.training.run_folder.recoveries import note_recovery, read_recoveries
@@ -43,7 +43,7 @@ from graphpipe.training.task.factories import optimizer_factory, schedule_factor
 from graphpipe.training.task.initial_weights import initial_weights
 from graphpipe.training.task.task import Task, load_task
 from graphpipe.training.telemetry.banner import readiness, show_banner
-from graphpipe.training.telemetry.telemetry import Telemetry, open_telemetry
+from graphpipe.training.telemetry.telemetry import open_telemetry
 
 TRACED = 5
 """Number of last steps that are traced. The one with the median time is saved as the measured trace.
@@ -175,16 +175,26 @@ def _train(
         leave = LeaveRequest(world, folder) if elastic else None
         ends = [*segment_ends(config.train, pipeline.steps, steps, flushes=_flushes(plan))]
         with open_telemetry(config, pipeline, folder, steps, history, pipeline.steps, len(ends)) as telemetry:
+            evaluations = Evaluations(
+                task=task, pipeline=pipeline, settings=config.train, telemetry=telemetry, folder=folder
+            )
             with survivor.training(pipeline, checkpoints, reader, batches, history, steps) as buffers:
-                traces = _steps(config, pipeline, reader, batches, checkpoints, telemetry, history, leave, buffers)
+                traces = _steps(config, pipeline, reader, batches, checkpoints, evaluations, history, leave, buffers)
             checkpoints.wait()
             if pipeline.steps < steps:
                 return None
             # Weights are saved before the user's `accuracy`, which may raise.
             save_model(pipeline, folder.weights, folder.weight_folder)
-            loss, accuracy = evaluate_task(task, pipeline, config.train)
-            result = TrainResult.of(plan, history, loss=loss, accuracy=accuracy, recoveries=read_recoveries(folder))
-            telemetry.end(result)
+            found = evaluations.make()
+            result = TrainResult.of(
+                plan,
+                history,
+                loss=found.loss,
+                accuracy=found.accuracy,
+                metrics=found.metrics,
+                recoveries=read_recoveries(folder),
+            )
+            telemetry.end()
         if main:
             _save(folder, traces, result)
     return result
@@ -268,13 +278,14 @@ def _steps(
     reader: Reader,
     batches: Iterator[GivenBatch],
     checkpoints: Checkpoints,
-    telemetry: Telemetry,
+    evaluations: Evaluations,
     history: list[StepMetrics],
     leave: LeaveRequest | None,
     buffers: BufferCopies,
 ) -> list[Trace]:
     """Train to the last step or to a request to leave. Append to the history, and return the last steps' traces."""
     traces: list[Trace] = []
+    telemetry = evaluations.telemetry
     every = config.train.checkpoint_every
     for end in segment_ends(config.train, pipeline.steps, telemetry.steps, flushes=_flushes(pipeline.plan)):
         pipeline.recording = end > telemetry.steps - TRACED
@@ -284,6 +295,8 @@ def _steps(
         buffers.update()
         if pipeline.recording:
             traces.append(pipeline.trace())
+        if evaluations.due(end):
+            evaluations.make()
         if every is not None and (end % every == 0 or end == telemetry.steps):
             start = time.perf_counter()
             checkpoints.save(reader.position)

@@ -24,7 +24,7 @@ RESULT = {
 }
 FILES = {
     *("config.json", "plan.json", "costs.json", "trace-predicted.json", "trace-measured.json", "trace-chrome.json"),
-    *("metrics.jsonl", "metrics.json", "model.safetensors", "events", ".lock"),
+    *("metrics.jsonl", "metrics.json", "evaluations.jsonl", "model.safetensors", "events", ".lock"),
     *("capture.json", "capture.safetensors"),
 }
 

@@ -126,5 +126,5 @@ def test_a_training_equals_plain_pytorch_and_resumes(name: str, config: Path) ->
 def test_a_factory_that_returns_something_else_is_named(config: Path) -> None:
     with Path("tiny.py").open("a") as file:
         file.write(FACTORIES)
-    with pytest.raises(gp.GraphPipeError, match="optimizer: returned a list, must return a Optimizer"):
+    with pytest.raises(gp.GraphPipeError, match="optimizer: returned list, must return a torch Optimizer"):
         gp.train(config, overrides=["task=tiny.py:wrong_task", "train.check=false"], tell=None)

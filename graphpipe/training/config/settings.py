@@ -60,6 +60,8 @@ class TrainSettings:
     default training waits, and there is no copy."""
     keep: int = 2
     """Number of checkpoints to keep."""
+    eval_every: int | None = None
+    """Steps between evaluations of the task's held-out samples. One more is made after the last step."""
     segment_steps: int = 32
     """Steps after which the pipeline drains, if the plan's weight policy does not flush. It also drains for a
     checkpoint. The mini-batches of all these steps are in memory at once."""
@@ -85,6 +87,7 @@ class TrainSettings:
         _not_negative("train.workers", self.workers)
         _at_least_one("train.prefetch", self.prefetch)
         counts = {"steps": self.steps, "epochs": self.epochs, "checkpoint_every": self.checkpoint_every}
+        counts["eval_every"] = self.eval_every
         for name, number in counts.items():
             _at_least_one(f"train.{name}", 1 if number is None else number)
         check_sync(self.engine, shard_optimizer=self.shard_optimizer, section="train.")

@@ -21,6 +21,7 @@ OTHER_NAMES = {
     "train.clip_norm": ("max_grad_norm", "gradient_clip_val", "clip_grad_norm", "clip"),
     "train.checkpoint_every": ("save_steps", "save_every", "checkpoint_interval"),
     "train.keep": ("save_total_limit",),
+    "train.eval_every": ("eval_steps", "evaluate_every", "val_check_interval", "validate_every"),
     "train.workers": ("num_workers", "dataloader_num_workers"),
     "train.prefetch": ("prefetch_factor",),
     "train.loggers": ("logger", "log", "report_to"),

@@ -65,6 +65,11 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def evaluations(self) -> Path:
+        """One line per evaluation of the held-out samples."""
+        return self.path / "evaluations.jsonl"
+
+    @property
     def metrics(self) -> Path:
         """The result. A run that has it is complete."""
         return self.path / "metrics.json"

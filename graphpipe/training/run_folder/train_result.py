@@ -1,7 +1,8 @@
 """The result of a training: metrics.json."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from graphpipe.plans import Plan
 from graphpipe.trace.compare import settled_seconds
@@ -22,11 +23,14 @@ class TrainResult:
     loss_held_out: float | None
     """None if the task has no held-out samples, or no targets of them."""
     accuracy: float | None
+    """On the held-out samples; None if the task has no accuracy function, or no held-out samples."""
     step_seconds_predicted: float | None
     step_seconds_measured: float
     """Median over the steps after the warm-up, which is the first ten steps, or a quarter of fewer than forty."""
     samples_per_second: float
     train_seconds: float
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    """What the task's `accuracy` and `metrics` returned for the held-out samples, by name."""
     recoveries: tuple[Recovery, ...] = ()
     """Each time an elastic run continued on other devices."""
 
@@ -37,6 +41,7 @@ class TrainResult:
         *,
         loss: float | None,
         accuracy: float | None,
+        metrics: Mapping[str, float] = MappingProxyType({}),
         recoveries: tuple[Recovery, ...] = (),
     ) -> "TrainResult":
         """Return the result of these steps.
@@ -46,6 +51,7 @@ class TrainResult:
             history: at least one step.
             loss: of the held-out samples.
             accuracy: on the held-out samples.
+            metrics: of the held-out samples, by name.
             recoveries: of the run.
         """
         seconds = settled_seconds([step.seconds for step in history])
@@ -62,5 +68,6 @@ class TrainResult:
             step_seconds_measured=seconds,
             samples_per_second=plan.batch_size / seconds,
             train_seconds=sum(step.seconds for step in history),
+            metrics=dict(metrics),
             recoveries=recoveries,
         )

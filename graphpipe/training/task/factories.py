@@ -38,4 +38,4 @@ def schedule_factory(config: TrainConfig, task: Task, steps: int) -> SchedulerFa
 def _checked(built: object, kind: type[Kind], field: str) -> Kind:
     if isinstance(built, kind):
         return built
-    raise InvalidInput(f"returned a {type(built).__name__}, must return a {kind.__name__}", where=field)
+    raise InvalidInput(f"returned {type(built).__name__}, must return a torch {kind.__name__}", where=field)

@@ -66,7 +66,9 @@ class Task:
     """Samples for evaluation at the end: a pair (inputs, targets), or a data set with samples as those of `dataset`,
     which is evaluated in mini-batches. None: the model is not evaluated."""
     accuracy: Callable[[Any, Any], float] | None = None
-    """(outputs, targets) of the held-out samples -> share of correct outputs. None: their loss is reported instead."""
+    """(outputs, targets) of the held-out samples -> share of correct outputs."""
+    metrics: Callable[[Any, Any], Mapping[str, float]] | None = None
+    """(outputs, targets) of the held-out samples -> further numbers by name. Computed on rank 0, as `accuracy` is."""
     initial_weights: WeightSource | None = None
     """Where the initial weights come from (see `gp.Weights`), unless `train.initial_weights` says so. None: from the
     module, and for tensors on the meta device from the code of its submodules."""
@@ -114,6 +116,8 @@ class Task:
             _check_function("scheduler", self.scheduler, "optimizer", "steps")
         if self.accuracy is not None:
             _check_function("accuracy", self.accuracy, "outputs", "targets")
+        if self.metrics is not None:
+            _check_function("metrics", self.metrics, "outputs", "targets")
         if _holds_tensors(self.held_out):
             as_batch(self.held_out, "held_out")
         elif self.held_out is not None and not is_pair(self.held_out):

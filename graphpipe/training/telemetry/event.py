@@ -3,7 +3,7 @@
 A line is a JSON object. Every line has
 
     schema_version  1
-    event           start, step, memory, checkpoint, pace, slow, failure or end, which decides the other fields
+    event           start, step, memory, checkpoint, evaluation, pace, slow, failure or end: it decides the other fields
     rank            the rank on which it happened
     unix_seconds    when it happened, by the clock of that rank's host
 
@@ -86,6 +86,21 @@ class CheckpointEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationEvent:
+    """The held-out samples were evaluated."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    step: int
+    """Steps done."""
+    loss: float | None
+    metrics: dict[str, float]
+    seconds: float
+    """How long training waited."""
+    event: Literal["evaluation"] = "evaluation"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FailureEvent:
     """Training has ended with an error on this rank. Look first at the rank whose failure is earliest."""
 
@@ -151,7 +166,17 @@ class EndEvent:
     event: Literal["end"] = "end"
 
 
-Event = StartEvent | StepEvent | MemoryEvent | CheckpointEvent | PaceEvent | SlowEvent | FailureEvent | EndEvent
+Event = (
+    StartEvent
+    | StepEvent
+    | MemoryEvent
+    | CheckpointEvent
+    | EvaluationEvent
+    | PaceEvent
+    | SlowEvent
+    | FailureEvent
+    | EndEvent
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,17 @@ from graphpipe.files.json_body import to_body
 from graphpipe.run.comm.rank_placement import RankLayout
 from graphpipe.run.pipeline import Pipeline
 from graphpipe.training.config.settings import TrainConfig
+from graphpipe.training.run_folder.evaluations_log import EvaluationMetrics
 from graphpipe.training.run_folder.metrics_log import StepMetrics, open_metrics_log
 from graphpipe.training.run_folder.run_folder import RunFolder
-from graphpipe.training.run_folder.train_result import TrainResult
-from graphpipe.training.telemetry.event import CheckpointEvent, EndEvent, MemoryEvent, StartEvent, StepEvent
+from graphpipe.training.telemetry.event import (
+    CheckpointEvent,
+    EndEvent,
+    EvaluationEvent,
+    MemoryEvent,
+    StartEvent,
+    StepEvent,
+)
 from graphpipe.training.telemetry.event_log import EventLog, failure_event, open_event_log
 from graphpipe.training.telemetry.loggers import MetricLogger, open_loggers
 from graphpipe.training.telemetry.progress import TrainProgress
@@ -108,10 +115,17 @@ class Telemetry:
         """Report a checkpoint, and how long training waited for it."""
         self.events.write(CheckpointEvent(step=self.done, seconds=seconds))
 
-    def end(self, result: TrainResult) -> None:
-        """Report the result."""
-        found = {"held_out/loss": result.loss_held_out, "held_out/accuracy": result.accuracy}
-        self._log({name: value for name, value in found.items() if value is not None})
+    def evaluation(self, found: EvaluationMetrics, seconds: float) -> None:
+        """Report an evaluation of the held-out samples, and how long training waited for it."""
+        self.events.write(EvaluationEvent(step=self.done, loss=found.loss, metrics=found.metrics, seconds=seconds))
+        values = ({} if found.loss is None else {"loss": found.loss}) | found.metrics
+        self._log({f"held_out/{name}": value for name, value in values.items()})
+        if self.pipeline.world.rank == 0 and values:
+            figures = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
+            print(f"held-out after step {self.done}  {figures}", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Report that all steps are done."""
         self.events.write(EndEvent(step=self.done))
 
     def fail(self, error: BaseException) -> None:

@@ -13,6 +13,7 @@ import graphpipe as gp
 from graphpipe.files.json_document import write_document
 from graphpipe.launch.first_failure import RankFailed
 from graphpipe.planning.by_hand import HandPlan
+from graphpipe.training.run_folder.evaluations_log import read_evaluations
 from graphpipe.training.run_folder.metrics_log import read_metrics_log
 from graphpipe.training.task.dataset_reader import DatasetReader
 from graphpipe.training.task.seeded import seeded
@@ -191,6 +192,45 @@ def test_each_rank_reads_what_its_stages_consume_and_the_training_is_the_same() 
         "2": 19,
         "3": 19,
     }
+
+
+def test_held_out_samples_are_evaluated_during_the_training_which_stays_the_same(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    whole = gp.train("pairs.toml", overrides=["train.steps=6"], tell=None)
+    source = Path("pairs.py").read_text()
+    metrics = "metrics=lambda outputs, targets: {'ones': targets.float().mean(), 'count': len(outputs)},"
+    Path("pairs.py").write_text(source.replace("accuracy=accuracy,", f"accuracy=accuracy, {metrics}"))
+    read(2)
+    run = gp.train("pairs.toml", overrides=["train.steps=6", "train.eval_every=2"], tell=None)
+    assert losses(run.folder.path) == losses(whole.folder.path)
+    found = read_evaluations(run.folder.evaluations)
+    assert [each.step for each in found] == [2, 4, 6]
+    assert found[-1].loss == run.result.loss_held_out == whole.result.loss_held_out
+    assert found[-1].metrics == run.result.metrics
+    assert run.result.metrics.keys() == {"accuracy", "ones", "count"}
+    assert run.result.metrics["count"] == 19
+    assert found[0].loss == pytest.approx(in_plain_pytorch(2)[2], rel=1e-5)
+    assert {rank: lines.total() for rank, lines in read(2).items() if rank != "launcher"} == {
+        "0": 57,
+        "2": 57,
+        "3": 57,
+    }
+    assert "held-out after step 4  loss " in capfd.readouterr().err
+    (events,) = run.folder.path.glob("events/rank-1.jsonl")
+    assert events.read_text().count('"evaluation"') == 3
+
+
+def test_a_metric_that_is_no_number_is_named() -> None:
+    source = Path("pairs.py").read_text()
+    for metrics, sentence in {
+        "lambda outputs, targets: 3": "metrics: returned int, must return a dict of numbers by name",
+        "lambda outputs, targets: {'all': outputs}": "for 'all', must return numbers. Return its mean().",
+    }.items():
+        Path("pairs.py").write_text(source.replace("accuracy=accuracy,", f"metrics={metrics},"))
+        with pytest.raises(RankFailed) as caught:
+            gp.train("pairs.toml", overrides=["train.steps=1", "train.check=false"], tell=None)
+        assert sentence in str(caught.value)
 
 
 def test_a_run_resumes_without_reading_what_it_has_trained() -> None:
