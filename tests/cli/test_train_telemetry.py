@@ -8,16 +8,17 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from cli_cases import CONFIG, TASK, Run
 from forked_programs import forked_programs
 
+from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.training.telemetry import loggers
@@ -234,5 +235,36 @@ def test_a_missing_extra_is_named_before_anything_runs(run: Run, config: Path, m
 def test_an_unknown_logger_is_refused(run: Run, config: Path) -> None:
     ran = run("train", config, "train.loggers=['wandbb']")
     assert ran.code == 2
-    assert "train.loggers.0" in ran.err
-    assert "'tensorboard' or 'wandb'" in ran.err
+    assert "train.loggers: unknown logger 'wandbb'. Did you mean 'wandb'? Known: jsonl, tensorboard, wandb." in ran.err
+
+
+class Lines(loggers.MetricLogger):
+    """Keeps what it is given."""
+
+    seen: ClassVar[list[tuple[int, dict[str, float]]]] = []
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Keep the metrics."""
+        self.seen.append((step, dict(metrics)))
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def test_a_registered_logger_and_lines_of_json_get_the_metrics(tmp_path: Path) -> None:
+    kind = loggers.LoggerKind(name="lines", open=lambda folder, settings, first_step: Lines())
+    needy = loggers.LoggerKind(name="needy", open=kind.open, package="no_such_package")
+    with loggers.LOGGERS.restored():
+        loggers.register_logger(kind)
+        loggers.register_logger(needy)
+        with pytest.raises(InvalidInput, match="another logger has this name"):
+            loggers.register_logger(loggers.LoggerKind(name="jsonl", open=kind.open))
+        with pytest.raises(InvalidInput, match=r"'needy' needs the package no_such_package.*installed. Install it\."):
+            loggers.check_loggers(["needy"])
+        with loggers.open_loggers(["lines", "jsonl"], RunFolder(tmp_path), {}) as opened:
+            for step in (1, 2):
+                for logger in opened:
+                    logger.log(step, {"train/loss": step / 2})
+    assert Lines.seen == [(1, {"train/loss": 0.5}), (2, {"train/loss": 1.0})]
+    lines = [json.loads(line) for line in (tmp_path / "logged.jsonl").read_text().splitlines()]
+    assert lines == [{"step": 1, "train/loss": 0.5}, {"step": 2, "train/loss": 1.0}]

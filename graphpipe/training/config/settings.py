@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ConfigDict
 
@@ -70,8 +70,9 @@ class TrainSettings:
     that read nothing start none."""
     prefetch: int = 2
     """Mini-batches that each of these processes reads ahead."""
-    loggers: tuple[Literal["tensorboard", "wandb"], ...] = ()
-    """Loggers of loss, throughput and memory, besides metrics.jsonl. Each needs the extra of the same name."""
+    loggers: tuple[str, ...] = ()
+    """Loggers of loss, throughput, memory and evaluations, besides metrics.jsonl: `tensorboard` and `wandb`, which need
+    the extras of the same names, `jsonl`, and those of installed packages."""
     check: bool = True
     """Before the first step of a new run, train a few samples in plain PyTorch and as the plan cuts and divides them,
     and refuse to train if they differ (docs/checks.md). `--no-check` sets this to false."""

@@ -1,16 +1,23 @@
 """The loggers that `train.loggers` names.
 
-To add one, write a subclass of `MetricLogger` and a line in `_LOGGERS`. It has the name of the package that it needs,
-which is also the name of the extra that installs it.
+To add one, write a subclass of `MetricLogger` and a `LoggerKind` in `LOGGERS`. Another package declares one as an entry
+point, which the ranks find too:
+
+    [project.entry-points."graphpipe.loggers"]
+    mine = "my_package.my_logger:MINE"
 """
 
+import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 
-from graphpipe.errors import InvalidInput, nearest
+from graphpipe.errors import InvalidInput
+from graphpipe.files.regular_file import append_text
+from graphpipe.plugins import Registry
 from graphpipe.run.device.random_state import RandomState
 from graphpipe.training.run_folder.run_folder import RunFolder
 
@@ -86,6 +93,36 @@ class WandbLogger(MetricLogger):
         self._run.finish()
 
 
+class JsonLinesLogger(MetricLogger):
+    """Writes all metrics of a step as a line of `logged.jsonl` in a run's folder.
+
+    Args:
+        folder: of the run. A run that goes on appends its lines, so that steps which it repeats have several.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._file = append_text(folder.path / "logged.jsonl")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write the metrics of a step."""
+        print(json.dumps({"step": step, **metrics}), file=self._file, flush=True)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggerKind:
+    """A kind of logger, which `train.loggers` names."""
+
+    name: str
+    open: Callable[[RunFolder, Mapping[str, object], int], MetricLogger]
+    """Takes the run's folder, its configuration and the first step that will be logged."""
+    package: str = ""
+    """The package that it needs. GraphPipe's own loggers have an extra of this name."""
+
+
 def check_loggers(names: Sequence[str]) -> None:
     """Check that these loggers exist, and that their packages are installed.
 
@@ -93,13 +130,13 @@ def check_loggers(names: Sequence[str]) -> None:
         InvalidInput: names the extra that is missing.
     """
     for name in names:
-        if name not in _LOGGERS:
-            raise InvalidInput(f"unknown logger '{name}'", where="train.loggers", remedy=nearest(name, [*_LOGGERS]))
-        if find_spec(name) is None:  # The package, the extra and the logger have the same name.
+        package = LOGGERS.find(name, "train.loggers").package
+        if package and find_spec(package) is None:
+            own = package in _EXTRAS
             raise InvalidInput(
-                f"'{name}' needs the package {name}, which is not installed",
+                f"'{name}' needs the package {package}, which is not installed",
                 where="train.loggers",
-                remedy=f"Install the extra: pip install 'graphpipe-torch[{name}]'.",
+                remedy=f"Install the extra: pip install 'graphpipe-torch[{package}]'." if own else "Install it.",
             )
 
 
@@ -123,7 +160,7 @@ def open_loggers(
         opened: list[MetricLogger] = []
         random = RandomState.now()
         for name in names:
-            opened.append(_LOGGERS[name](folder, settings, first_step))
+            opened.append(LOGGERS.find(name, "train.loggers").open(folder, settings, first_step))
             stack.callback(opened[-1].close)
         random.restore()  # Only rank 0 has loggers. If they drew random numbers, the ranks would draw different data.
         yield tuple(opened)
@@ -139,7 +176,27 @@ def _wandb(folder: RunFolder, settings: Mapping[str, object], first_step: int) -
     return WandbLogger(folder, settings, online=online)
 
 
-_LOGGERS: dict[str, Callable[[RunFolder, Mapping[str, object], int], MetricLogger]] = {
-    "tensorboard": _tensorboard,
-    "wandb": _wandb,
-}
+def _json_lines(folder: RunFolder, settings: Mapping[str, object], first_step: int) -> MetricLogger:
+    return JsonLinesLogger(folder)
+
+
+_EXTRAS = ("tensorboard", "wandb")
+LOGGERS = Registry(
+    "logger",
+    LoggerKind,
+    "graphpipe.loggers",
+    (
+        LoggerKind(name="tensorboard", open=_tensorboard, package="tensorboard"),
+        LoggerKind(name="wandb", open=_wandb, package="wandb"),
+        LoggerKind(name="jsonl", open=_json_lines),
+    ),
+)
+
+
+def register_logger(kind: LoggerKind) -> None:
+    """Register a logger in this process, as an entry point of an installed package does in every process.
+
+    Raises:
+        InvalidInput: another logger has this name.
+    """
+    LOGGERS.register(kind)
