@@ -1,6 +1,10 @@
 """Reads a rank's share of a mini-batch from a data set: only the samples and columns that its stages consume."""
 
+import os
+import socket
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,6 +20,8 @@ from graphpipe.run.stage.tensor_tree import leaves, map_tensors
 from graphpipe.training.task.sample_source import TARGETS, SampleSource
 from graphpipe.training.task.seeded import seed_all, seeded
 from graphpipe.user_frames import describe_error
+
+_OPEN_FILES = "/proc/self/fd"
 
 
 class BatchRequest(NamedTuple):
@@ -168,12 +174,25 @@ def read_shares(
         num_workers=workers,
         prefetch_factor=prefetch if workers else None,
         collate_fn=_as_it_is,
+        worker_init_fn=_leave_connections,
         generator=torch.Generator(),  # The process-wide one would be drawn from.
     )
     for found in loader:
         if isinstance(found, _Refused):
             raise InvalidInput(found.what, where=found.where, remedy=found.remedy)
         yield found
+
+
+def _leave_connections(_: int) -> None:
+    # A fork inherits its rank's connections to other ranks. They must close when the rank closes them, or is killed.
+    for name in os.listdir(_OPEN_FILES) if os.path.isdir(_OPEN_FILES) else ():
+        with suppress(OSError):
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as connection:
+                family = connection.family
+            if family in (socket.AF_INET, socket.AF_INET6):
+                os.close(int(name))
 
 
 def _as_it_is(share: Any) -> Any:

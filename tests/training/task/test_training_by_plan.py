@@ -1,5 +1,6 @@
 """`graphpipe train` with a data set: what the ranks read, what they train, and how a run goes on."""
 
+import sys
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -20,6 +21,7 @@ from graphpipe.training.task.seeded import seeded
 from graphpipe.training.task.share_reader import BatchRequest, ShareReader
 from graphpipe.training.task.task import load_task
 
+PYTHON = sys.executable
 TASK = """
 import fcntl
 import os
@@ -256,6 +258,20 @@ def test_replicas_read_their_own_samples() -> None:
     assert {rank: lines.total() for rank, lines in by_rank.items()} == {"0": 28, "1": 28, "2": 28, "3": 28}
     assert columns_of(by_rank["1"]) == {"image text"}
     assert columns_of(by_rank["2"]) == {"label"}
+
+
+def test_ranks_that_take_over_read_the_samples_of_the_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker held the connections of its killed rank open, and the other ranks noticed the loss too late."""
+    monkeypatch.setattr(sys, "executable", PYTHON)  # The parent of a fork is the server.
+    stages = [
+        gp.HandStage(name="towers", ops=("a", "deep", "b"), devices=(0, 1), micro_batch=4),
+        gp.HandStage(name="head", ops=("head",), devices=(2,), micro_batch=8),
+    ]
+    write_document("stages.json", "stages", HandPlan(stages=tuple(stages)))
+    elastic = ["cluster=local:3", "run.elastic=true", "run.readmit_seconds=0", "train.workers=1", "train.check=false"]
+    run = gp.train("pairs.toml", overrides=[*elastic, "train.faults=['kill@rank1:step5:phase=backward']"], tell=None)
+    assert [each.rerouted for each in run.result.recoveries] == [True]
+    assert losses(run.folder.path) == pytest.approx(in_plain_pytorch(7)[0], rel=1e-5)
 
 
 def test_images_that_one_reader_reads_at_a_time_cost_what_one_reader_costs(monkeypatch: pytest.MonkeyPatch) -> None:
