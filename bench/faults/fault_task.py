@@ -151,7 +151,7 @@ def _watch_calls() -> None:
     """Put the phases that are not in the user's module around the calls of this rank."""
     from graphpipe.run import pipeline_parts
     from graphpipe.run.checkpoint import checkpoints
-    from graphpipe.run.comm.world import P2PGroups
+    from graphpipe.run.comm.p2p_groups import P2PGroups
     from graphpipe.run.weights import sync_allreduce
 
     _around(pipeline_parts, "host_tensors", "filling")

@@ -72,6 +72,7 @@ class HostKind(DeviceKind):
 
     backend = "gloo"
     matches_by_order = False
+    closing_waits = False
     outlives_peers = True
     precisions = PRECISIONS
     activities = (ProfilerActivity.CPU,)

@@ -80,6 +80,7 @@ class Cuda(DeviceKind):
     backend = "nccl"
     matches_by_order = True
     on_host = False
+    closing_waits = True
     outlives_peers = False
     where_to_look = "nvidia-smi, the driver's version and CUDA_VISIBLE_DEVICES"
     precisions = PRECISIONS
@@ -109,6 +110,10 @@ class Cuda(DeviceKind):
     def backend_available(self) -> bool:
         """Return whether this torch was built with NCCL."""
         return dist.is_available() and dist.is_nccl_available()
+
+    def message_options(self) -> object:
+        """Return options of NCCL whose kernels start before those that compute, so that messages leave in time."""
+        return dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
 
     def versions(self, *, used: bool) -> Mapping[str, str]:
         """Return the versions of CUDA and NCCL."""

@@ -75,6 +75,8 @@ class DeviceKind(ABC):
     """The precisions of forwards, by autocast, that it can compute."""
     activities: tuple[ProfilerActivity, ...]
     """What torch's profiler records of it."""
+    closing_waits: bool
+    """Whether closing a group of this backend waits for its pending messages, so that an error must abort them."""
     outlives_peers: bool
     """Whether a process can form new groups after a peer of an old one was lost."""
     where_to_look: str = ""
@@ -105,6 +107,10 @@ class DeviceKind(ABC):
     @abstractmethod
     def backend_available(self) -> bool:
         """Return whether this torch has the backend of its messages."""
+
+    def message_options(self) -> object:
+        """Return what `torch.distributed.new_group` takes as `pg_options` for groups of messages; None for nothing."""
+        return None
 
     @abstractmethod
     def versions(self, *, used: bool) -> Mapping[str, str]:

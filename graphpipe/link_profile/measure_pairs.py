@@ -17,7 +17,8 @@ import torch
 
 from graphpipe.cluster import Link
 from graphpipe.run.comm.messages import PendingMessage
-from graphpipe.run.comm.warm_up_pairs import Pair, disjoint_rounds, warm_up
+from graphpipe.run.comm.p2p_groups import Pair
+from graphpipe.run.comm.warm_up_pairs import disjoint_rounds, warm_up
 from graphpipe.run.comm.world import World
 
 SMALL_BYTES, MIDDLE_BYTES, LARGE_BYTES = 1 << 10, 1 << 20, 1 << 23
@@ -81,6 +82,7 @@ def measure_pairs(world: World, pairs: Sequence[Pair]) -> list[Link]:
     torch.set_num_threads(1)  # Ranks that share cores compute with one thread each.
     rounds = disjoint_rounds(pairs)
     if world.in_order:
+        world.open_pairs(pairs)
         warm_up(world, [pair for together in rounds for pair in together])
     works: dict[Pair, tuple[float, float]] = {}
     for together in rounds:

@@ -334,7 +334,7 @@ class Pipeline:
             clear_frames(error.__cause__.__traceback__)
         self._worker.forget()
         self._parts.sums.forget()
-        self.world.close()
+        self.world.abandon()
         self._open = False
 
     @contextmanager

@@ -12,12 +12,14 @@ from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan
 from graphpipe.run.check_host_memory import check_host_memory
 from graphpipe.run.comm.batch_comparison import neighbours
+from graphpipe.run.comm.peer_watch import PeerWatch, Progress
 from graphpipe.run.comm.plan_handshake import shake_hands
 from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.comm.scalar_sum import ScalarSum
 from graphpipe.run.comm.warm_up_pairs import communicating_pairs
 from graphpipe.run.comm.world import World
 from graphpipe.run.device.precision import check_planned_precision, check_precision_of_device, initial_scale
+from graphpipe.run.faults.rank_status import NO_PEER
 from graphpipe.run.faults.status_reporter import StatusReporter
 from graphpipe.run.initial_weights.host_tensors import host_tensors
 from graphpipe.run.segments.build_updates import build_updates
@@ -110,6 +112,7 @@ def build_parts(
     worker = _worker(programs, placement, world, tasks, lowered, options, syncs)
     _let_read(loss, worker, output_stage := [program.is_output for program in programs].index(True))
     ranks = neighbours(plan, placement, lowered, world.rank)
+    PeerWatch.begin(world, ranks, lambda: _progress(worker.monitor))
     batches = BatchPreparer(
         plan=plan,
         shapes=shapes,
@@ -142,6 +145,11 @@ def build_parts(
     return PipelineParts(
         programs=programs, worker=worker, batches=batches, sums=sums, training=training, evaluation=evaluation
     )
+
+
+def _progress(monitor: StatusReporter) -> Progress:
+    status = monitor.last_status
+    return Progress(status.seconds, waits=status.peer != NO_PEER)
 
 
 def _let_read(loss: SampleLoss, worker: StageWorker, output_stage: int) -> None:

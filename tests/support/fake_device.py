@@ -21,6 +21,7 @@ class FakeKind(DeviceKind):
     backend = "fakeccl"
     matches_by_order = True
     on_host = False
+    closing_waits = True
     outlives_peers = False
     precisions: tuple[Precision, ...] = ("fp32", "bf16")
     activities = CPU.activities

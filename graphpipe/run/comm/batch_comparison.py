@@ -61,21 +61,16 @@ class BatchComparison:
 
         Args:
             world: this rank.
-            peers: the ranks to compare with. NCCL does not have tags, so it compares all ranks at once.
+            peers: the ranks to compare with.
             text: the description that must be equal on all ranks, as the end of a sentence that begins with "rank 1".
 
         Raises:
             PeerLost, PeerStalled: a peer is gone.
         """
-        comparison = BatchComparison(world=world, own=_encoded(text).to(world.device))
-        if world.size > 1 and not world.in_order:
+        comparison = BatchComparison(world=world, own=_encoded(text))
+        if world.size > 1:
             for peer in peers:
                 comparison.ask(peer)
-        elif world.size > 1:
-            texts = [torch.empty_like(comparison.own) for _ in range(world.size)]
-            with world.waiting_for(None):
-                dist.all_gather(texts, comparison.own, group=world.everyone)
-            comparison.given = dict(enumerate(texts))
         return comparison
 
     def ask(self, peer: int) -> None:
@@ -83,8 +78,8 @@ class BatchComparison:
         self.given[peer] = torch.empty_like(self.own)
         with self.world.waiting_for(peer):
             sent, come = (
-                self.world.p2p.send(self.own, peer, _TAG),
-                self.world.p2p.receive(self.given[peer], peer, _TAG),
+                self.world.control_p2p.send(self.own, peer, _TAG),
+                self.world.control_p2p.receive(self.given[peer], peer, _TAG),
             )
         self.works += [(peer, sent), (peer, come)]
 

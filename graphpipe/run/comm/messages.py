@@ -8,7 +8,8 @@ from torch import Tensor
 
 from graphpipe.devices.device_kind import Mark
 from graphpipe.run.comm.batch_comparison import BatchComparison
-from graphpipe.run.comm.warm_up_pairs import Pair, disjoint_rounds, warm_up
+from graphpipe.run.comm.p2p_groups import Pair
+from graphpipe.run.comm.warm_up_pairs import disjoint_rounds, warm_up
 from graphpipe.run.comm.world import World
 from graphpipe.schedule import Transfer
 
@@ -78,6 +79,7 @@ class RankMessages:
         """
         new = {*pairs} - self.warm
         if self.world.in_order and new:
+            self.world.open_pairs(new)
             warm_up(self.world, [pair for one in disjoint_rounds(new) for pair in one])
         self.warm |= new
 

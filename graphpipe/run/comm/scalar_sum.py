@@ -21,7 +21,7 @@ _TAG = 1
 class ScalarSum:
     """Sums over all ranks of `count` numbers, in float64; all ranks call its methods alike.
 
-    NCCL does not have tags, so these messages could not overtake those of the pipeline. With NCCL it is an all-reduce.
+    The numbers are on the host, and their messages apart from those of devices (`World.control`).
     """
 
     world: World
@@ -44,12 +44,12 @@ class ScalarSum:
             PeerLost, PeerStalled: another rank is gone.
         """
         self._times = times
-        if not self._by_messages:
+        if self.world.size == 1:
             return
         with self.world.waiting_for(None):
             for rank in self._others if self.world.rank == self.root else [self.root]:
                 tensor = torch.empty(self.count * times, dtype=torch.float64)
-                self._arriving[rank] = tensor, self.world.p2p.receive(tensor, rank, _TAG)
+                self._arriving[rank] = tensor, self.world.control_p2p.receive(tensor, rank, _TAG)
 
     def add_up(self, own: list[float]) -> list[float]:
         """Return the sums over all ranks, added in rank order; `expect` must be called before.
@@ -60,10 +60,8 @@ class ScalarSum:
         assert len(own) == self.count * self._times
         if self.world.size == 1:
             return own
-        tensor = torch.tensor(own, dtype=torch.float64, device=self.world.device)
-        if not self._by_messages:
-            self.world.sum(tensor)
-        elif self.world.rank == self.root:
+        tensor = torch.tensor(own, dtype=torch.float64)
+        if self.world.rank == self.root:
             given = {self.root: tensor} | {rank: self._take(rank) for rank in self._others}
             tensor = torch.stack([given[rank] for rank in range(self.world.size)]).sum(dim=0)
             for rank in self._others:
@@ -81,16 +79,12 @@ class ScalarSum:
         self._leaving.clear()
 
     @property
-    def _by_messages(self) -> bool:
-        return self.world.size > 1 and not self.world.in_order
-
-    @property
     def _others(self) -> list[int]:
         return [rank for rank in range(self.world.size) if rank != self.root]
 
     def _send(self, tensor: Tensor, rank: int) -> None:
         with self.world.waiting_for(None):
-            self._leaving.append((tensor, self.world.p2p.send(tensor, rank, _TAG)))
+            self._leaving.append((tensor, self.world.control_p2p.send(tensor, rank, _TAG)))
 
     def _finish(self) -> None:
         # The peer posted its receive when its step began, so this wait is short. A message that begins before torch's

@@ -9,12 +9,10 @@ from itertools import chain
 
 import torch
 
+from graphpipe.run.comm.p2p_groups import Pair
 from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.comm.world import World
 from graphpipe.schedule import LoweredSchedule, ReceiveOffloaded, Send
-
-Pair = tuple[int, int]
-"""Two ranks, the lower one first."""
 
 
 def communicating_pairs(lowered: LoweredSchedule, placement: RankPlacement) -> frozenset[Pair]:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -13,49 +13,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from graphpipe.devices.cpu import CPU
 from graphpipe.devices.device_kind import DeviceKind
 from graphpipe.devices.registry import kind_of
 from graphpipe.errors import InvalidInput, PeerLost, PeerStalled
+from graphpipe.run.comm.p2p_groups import P2PGroups, Pair
+from graphpipe.run.meeting.abort_groups import abort_groups
 from graphpipe.run.meeting.choose_device import choose_device
 from graphpipe.run.meeting.host_address import bind_gloo_to_route_of
-from graphpipe.run.meeting.peer_loss import Waiting, translate_loss
+from graphpipe.run.meeting.peer_loss import Loss, Waiting, translate_loss
 from graphpipe.run.meeting.reachability import Reachability
 from graphpipe.run.meeting.rendezvous_store import bound_store, is_address
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class P2PGroups:
-    """Starts the messages of one rank. Messages with one tag from one rank to another keep their order.
-
-    There is one group per direction. Each gloo group has its own connections and its own thread, which waits for
-    incoming data. A send locks the connection while it writes. If data arrives on the same connection meanwhile, the
-    thread spins until the lock is free, on a core that other ranks need. With both directions on one connection this
-    took up to a third of the time of small stages. NCCL has one stream per pair of ranks, which orders all messages, so
-    both directions use one group.
-
-    The groups are called directly, because `dist.isend` would look up the group's ranks for every message.
-    """
-
-    rank: int
-    up: dist.ProcessGroup
-    """The group for messages to a higher rank."""
-    down: dist.ProcessGroup
-    """The group for messages to a lower rank."""
-
-    def send(self, tensor: Tensor, target: int, tag: int = 0) -> dist.Work:
-        """Start to send; the tensor must not change until the send completes."""
-        return self._group(self.rank, target).send([_real(tensor)], target, tag)
-
-    def receive(self, tensor: Tensor, source: int, tag: int = 0) -> dist.Work:
-        """Start to receive into a contiguous tensor."""
-        return self._group(source, self.rank).recv([_real(tensor)], source, tag)
-
-    def _group(self, source: int, target: int) -> dist.ProcessGroup:
-        return self.up if source < target else self.down
-
-
-def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+BACKEND_MARGIN = timedelta(seconds=30)
+"""How much longer the backend of devices waits, whose watchdog ends the process. Signs of life end sooner, by name."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,14 +39,26 @@ class World:
     """The device where this rank computes."""
     timeout: timedelta
     everyone: dist.ProcessGroup | None = None
-    """The group of all ranks; None for a single rank."""
+    """The group of all ranks, for tensors on their devices; None for a single rank."""
     p2p_groups: P2PGroups | None = None
+    control: dist.ProcessGroup | None = None
+    """The group of all ranks for what is on their hosts, such as losses. It is gloo's, which notices at once if a rank
+    is lost, and a message of it does not wait for a GPU."""
+    control_groups: P2PGroups | None = None
+    """The groups for messages of that kind."""
     initialised_here: bool = False
     groups: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict[tuple[int, ...], dist.ProcessGroup])
     hosts: dict[int, str] = field(default_factory=dict[int, str])
     """Host and stages of every rank, to describe a rank that is lost."""
     reach: Reachability = field(default_factory=Reachability)
     """Finds the hosts that are lost."""
+    life: P2PGroups | None = None
+    """The groups for signs of life, if the backend of the devices does not notice that a rank is lost. A thread listens
+    on them, and that keeps their connections open."""
+    at_close: list[Callable[[bool], object]] = field(default_factory=list[Callable[[bool], object]])
+    """Called before the connections close, with whether that is after an error."""
+    loss: Loss = field(default_factory=Loss)
+    """The first peer that another thread of this rank has found lost."""
     waits: dict[int, Waiting] = field(default_factory=dict[int, Waiting])
     """The contexts that `waiting_for` returns, by rank."""
 
@@ -100,6 +83,18 @@ class World:
         assert self.p2p_groups is not None, "a single rank has no peers"
         return self.p2p_groups
 
+    @property
+    def control_p2p(self) -> P2PGroups:
+        """Starts messages of tensors on the host to and from other ranks."""
+        assert self.control_groups is not None, "a single rank has no peers"
+        return self.control_groups
+
+    @property
+    def signs_of_life(self) -> P2PGroups:
+        """Starts messages that say that a rank lives."""
+        assert self.life is not None, "the backend notices a loss"
+        return self.life
+
     def about(self, rank: int) -> str:
         """Return the end of a sentence that describes a rank; empty if nothing is known."""
         return f", {self.hosts[rank]}" if rank in self.hosts else ""
@@ -108,7 +103,7 @@ class World:
         """Open the group of these ranks; every rank of the world must call this, in the same order."""
         key = tuple(sorted(set(ranks)))
         if len(key) > 1 and key not in self.groups:
-            self.groups[key] = _new_group(list(key), self.timeout, self.backend)
+            self.groups[key] = _new_group(list(key), self._backend_limit, self.backend)
 
     def group(self, ranks: Sequence[int]) -> dist.ProcessGroup:
         """Return the group of these ranks, which `open_group` opened."""
@@ -126,27 +121,37 @@ class World:
             if group is not None:
                 dist.broadcast(tensor, source, group=group)
 
+    def open_pairs(self, pairs: Iterable[Pair]) -> None:
+        """Open groups for the messages of these pairs of ranks; every rank must call this."""
+        options = self.kind.message_options()
+        limit = self._backend_limit
+        self.p2p.open(pairs, lambda ranks: _new_group(ranks, limit, self.backend, options))
+
+    @property
+    def _backend_limit(self) -> timedelta:
+        return self.timeout + BACKEND_MARGIN if self.life is not None else self.timeout
+
     def barrier(self) -> None:
         """Wait for all ranks."""
-        arrived = torch.zeros(1, device=self.device)
-        self.sum(arrived)
-        arrived.item()  # on a GPU only this line waits
+        with self.waiting_for(None):
+            if self.control is not None:
+                dist.all_reduce(torch.zeros(1), group=self.control)
 
     def exchange(self, value: object) -> list[Any]:
         """Return every rank's `value`, in rank order; values are JSON values (nothing is unpickled)."""
-        with self._group(None) as group:
+        with self.waiting_for(None):
+            group = self.control
             if group is None:
                 return [json.loads(json.dumps(value))]
             own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
             lengths = torch.zeros(self.size, dtype=torch.int64)
             lengths[self.rank] = len(own)
-            lengths = lengths.to(self.device)
             dist.all_reduce(lengths, group=group)
             padded = torch.zeros(int(lengths.max()), dtype=torch.uint8)
             padded[: len(own)] = own
-            texts = [torch.empty_like(padded, device=self.device) for _ in range(self.size)]
-            dist.all_gather(texts, padded.to(self.device), group=group)
-            pieces = [text[:length].cpu() for text, length in zip(texts, lengths.tolist(), strict=True)]
+            texts = [torch.empty_like(padded) for _ in range(self.size)]
+            dist.all_gather(texts, padded, group=group)
+            pieces = [text[:length] for text, length in zip(texts, lengths.tolist(), strict=True)]
             return [json.loads(bytes(piece.tolist())) for piece in pieces]
 
     def leave(self) -> None:
@@ -156,19 +161,47 @@ class World:
         self.close()
 
     def close(self) -> None:
-        """Close the connections at once, so that a peer that waits for this rank fails at once."""
-        groups = [
-            *self.groups.values(),
-            self.everyone,
-            *([self.p2p_groups.up, self.p2p_groups.down] if self.p2p_groups else []),
-        ]
+        """Close the connections at once, so that a peer that waits for this rank fails at once.
+
+        Where closing a group waits for its messages, they must be done, or `abandon` is called in place of this.
+        """
+        self._say_goodbye(failed=False)
+        self._destroy([*self._control_groups(), *self._device_groups()])
+
+    def abandon(self) -> None:
+        """Close the connections after an error, also those with messages that no rank will take."""
+        if not self.kind.closing_waits:
+            self.close()
+            return
+        self._say_goodbye(failed=True)
+        aborted = abort_groups({id(group): group for group in self._device_groups()}.values())
+        self._destroy([*self._control_groups(), *(self._device_groups() if aborted else [])], everything=aborted)
+
+    def abort(self) -> None:
+        """End all pending messages of the devices, from another thread. Whoever waits for them gets an error."""
+        abort_groups({id(group): group for group in self._device_groups()}.values())
+
+    def _say_goodbye(self, *, failed: bool) -> None:
+        while self.at_close:
+            self.at_close.pop()(failed)
+
+    def _control_groups(self) -> list[dist.ProcessGroup]:
+        given = [self.control, *(self.control_groups.all if self.control_groups else [])]
+        return [group for group in given if group is not None]
+
+    def _device_groups(self) -> list[dist.ProcessGroup]:
+        own = [group for ranks, group in self.groups.items() if self.rank in ranks]
+        given = [*own, self.everyone, *(self.p2p_groups.all if self.p2p_groups else [])]
+        return [group for group in given if group is not None]
+
+    def _destroy(self, groups: Sequence[dist.ProcessGroup | None], *, everything: bool = True) -> None:
         if dist.is_initialized():
             for group in {id(group): group for group in groups if group is not None}.values():
                 dist.destroy_process_group(group)
-            if self.initialised_here:
+            if self.initialised_here and everything:
                 dist.destroy_process_group()
         self.groups.clear()
-        self.everyone = self.p2p_groups = None
+        self.everyone = self.p2p_groups = self.control = self.control_groups = self.life = None
         self.reach.close()
 
     def waiting_for(self, ranks: int | Sequence[int] | None) -> AbstractContextManager[None]:
@@ -177,14 +210,14 @@ class World:
         In it, a lost rank raises PeerLost or PeerStalled.
         """
         if ranks is None:
-            return translate_loss("another rank", self.reach.verdict)
+            return translate_loss("another rank", self.reach.verdict, self.loss)
         if isinstance(ranks, int):
             waiting = self.waits.get(ranks)
             if waiting is None:
-                waiting = translate_loss(f"rank {ranks}", lambda: self.about(ranks) + self.reach.verdict())
+                waiting = translate_loss(f"rank {ranks}", lambda: self.about(ranks) + self.reach.verdict(), self.loss)
                 self.waits[ranks] = waiting
             return waiting
-        return translate_loss(f"one of ranks {sorted(set(ranks))}", self.reach.verdict)
+        return translate_loss(f"one of ranks {sorted(set(ranks))}", self.reach.verdict, self.loss)
 
     @contextmanager
     def closing_on_error(self) -> Generator[None]:
@@ -192,7 +225,7 @@ class World:
         try:
             yield
         except BaseException:
-            self.close()
+            self.abandon()
             raise
 
     @contextmanager
@@ -223,15 +256,23 @@ def join(device: torch.device | str | None, timeout_seconds: float, alone: bool 
     if not ready:
         _initialise(kind_of(place).backend, size, timeout)
     world = World(rank=dist.get_rank(), size=size, device=place, timeout=timeout, initialised_here=not ready)
-    everyone = world.everyone = _new_group(list(range(size)), timeout, world.backend)
-    up, down = (everyone if world.in_order else _new_group(list(range(size)), timeout, world.backend) for _ in range(2))
-    world.p2p_groups = P2PGroups(rank=world.rank, up=up, down=down)
+    everyone = [*range(size)]
+    world.control, up, down = (_new_group(everyone, timeout, CPU.backend) for _ in range(3))
+    world.control_groups = P2PGroups(rank=world.rank, up=up, down=down)
+    if world.backend == CPU.backend:
+        world.everyone, world.p2p_groups = world.control, world.control_groups
+    else:
+        world.everyone = group = _new_group(everyone, timeout + BACKEND_MARGIN, world.backend)
+        world.p2p_groups = P2PGroups(rank=world.rank, up=group, down=group)
+        group = _new_group(everyone, timeout, CPU.backend)
+        world.life = P2PGroups(rank=world.rank, up=group, down=group)
     return world
 
 
-def _new_group(ranks: list[int], timeout: timedelta, backend: str) -> dist.ProcessGroup:
+def _new_group(ranks: list[int], timeout: timedelta, backend: str, options: object = None) -> dist.ProcessGroup:
     with translate_loss("another rank"):
-        return cast(dist.ProcessGroup, dist.new_group(ranks, timeout=timeout, backend=backend))
+        group = dist.new_group(ranks, timeout=timeout, backend=backend, pg_options=options)
+        return cast(dist.ProcessGroup, group)
 
 
 def _initialise(backend: str, size: int, timeout: timedelta) -> None:

@@ -156,7 +156,7 @@ class InferencePipeline:
         if error is None:
             self.close()
         else:
-            self.world.close()
+            self.world.abandon()
 
     def _answer(self, request: Request) -> Answer | None:
         if not self.answers:

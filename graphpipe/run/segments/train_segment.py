@@ -9,9 +9,10 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 
 from graphpipe.plans import Plan
+from graphpipe.run.comm.p2p_groups import Pair
 from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.comm.scalar_sum import ScalarSum
-from graphpipe.run.comm.warm_up_pairs import Pair, communicating_pairs
+from graphpipe.run.comm.warm_up_pairs import communicating_pairs
 from graphpipe.run.device.rng import preserve_rng_state
 from graphpipe.run.segments.drained_state import DrainedState
 from graphpipe.run.segments.mini_batch_stream import MiniBatchStream

@@ -11,9 +11,10 @@ from torch import nn
 
 from graphpipe.model.split.module_stage import check_evaluates
 from graphpipe.plans import Plan
+from graphpipe.run.comm.p2p_groups import Pair
 from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.comm.scalar_sum import ScalarSum
-from graphpipe.run.comm.warm_up_pairs import Pair, communicating_pairs
+from graphpipe.run.comm.warm_up_pairs import communicating_pairs
 from graphpipe.run.device.rng import preserve_rng_state
 from graphpipe.run.stage.losses.sample_loss import SampleLoss
 from graphpipe.run.stage.mini_batch import MiniBatch

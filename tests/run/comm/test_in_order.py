@@ -15,8 +15,9 @@ from run_models import STAGES
 from run_ranks import run_ranks, values
 from run_scenarios import train
 
+from graphpipe.run.comm.p2p_groups import Pair
 from graphpipe.run.comm.rank_placement import RankPlacement
-from graphpipe.run.comm.warm_up_pairs import Pair, communicating_pairs, disjoint_rounds
+from graphpipe.run.comm.warm_up_pairs import communicating_pairs, disjoint_rounds
 from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedulers.registry import build_schedule
 

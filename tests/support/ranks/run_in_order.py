@@ -9,8 +9,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from graphpipe.run.comm.messages import PendingMessage, RankMessages
+from graphpipe.run.comm.p2p_groups import P2PGroups
 from graphpipe.run.comm.warm_up_pairs import disjoint_rounds, warm_up
-from graphpipe.run.comm.world import P2PGroups, World, join
+from graphpipe.run.comm.world import World, join
+
+CONTROL_TAGS = (1, 2)
+"""Of the sums of losses and the comparison of mini-batches."""
 
 
 def train(cut: str, options: dict[str, Any], blocking: bool) -> dict[str, Any]:
@@ -63,9 +67,11 @@ def record() -> list[str]:
 
     def note_message(call: Callable[..., Any], ends: Callable[[int, int], tuple[int, int]]) -> Callable[..., Any]:
         def noted(ways: P2PGroups, tensor: Tensor, peer: int, tag: int = 0) -> Any:
+            if tag in CONTROL_TAGS:  # These go over gloo, also beside NCCL.
+                return call(ways, tensor, peer, tag)
             assert not tag, "a message has a tag"
             source, target = ends(ways.rank, peer)
-            ranks = dist.get_process_group_ranks(ways.up if source < target else ways.down)
+            ranks = dist.get_process_group_ranks(ways.pairs[source, target])
             posted.append(f"message {source}>{target} {rows(tensor)} in {ranks}")
             return call(ways, tensor, peer, tag)
 
@@ -83,6 +89,7 @@ def first_messages(pairs: list[tuple[int, int]]) -> list[str]:
     """Make the first contact of these pairs of ranks."""
     posted = record()
     world = join(torch.device("cpu"), 20.0)
+    world.open_pairs(pairs)
     warm_up(world, [pair for one in disjoint_rounds(pairs) for pair in one])
     world.leave()
     return posted

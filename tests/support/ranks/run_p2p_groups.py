@@ -3,7 +3,8 @@
 import torch
 import torch.distributed as dist
 
-from graphpipe.run.comm.world import P2PGroups, join
+from graphpipe.run.comm.p2p_groups import P2PGroups
+from graphpipe.run.comm.world import join
 
 MESSAGES = 3
 
