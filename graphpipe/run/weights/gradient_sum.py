@@ -18,12 +18,20 @@ def sum_between_ranks(world: World, parameters: Sequence[nn.Parameter], ranks: S
     """
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     for bucket in buckets(trainable):
-        present = torch.tensor([parameter.grad is not None for parameter in bucket], dtype=bucket[0].dtype)
-        flat = flatten([*(_gradient(parameter, stage) for parameter in bucket), present], world.device)
+        own = [parameter.grad is not None for parameter in bucket]
+        flat = flatten([*(_gradient(parameter, stage) for parameter in bucket), _flags(own, bucket[0])], world.device)
         world.sum(flat, ranks)
         *sums, counts = flat.split([*(parameter.numel() for parameter in bucket), len(bucket)])
-        for parameter, total, count in zip(bucket, sums, counts.tolist(), strict=True):
+        # Reading the counts waits for a GPU, until all ranks have come so far. What this rank has, the sum has.
+        summed = own if all(own) else counts.tolist()
+        for parameter, total, count in zip(bucket, sums, summed, strict=True):
             parameter.grad = total.view_as(parameter) if count else None
+
+
+def _flags(own: Sequence[bool], like: Tensor) -> Tensor:
+    if all(own):  # made where the gradients are, so that nothing is copied there
+        return torch.ones(len(own), dtype=like.dtype, device=like.device)
+    return torch.tensor(own, dtype=like.dtype)
 
 
 def sum_copies(copies: Sequence[nn.Parameter]) -> None:

@@ -52,6 +52,20 @@ def test_ranks_without_a_gradient_count_as_zero() -> None:
     assert made[0].grad.shape == (1, 2)
 
 
+def test_nothing_waits_for_a_gpu_if_this_rank_has_every_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host read which gradients there were after every bucket: a step of gpt on eight GPUs took 12 % longer."""
+    made, world = parameters([1.0, 2.0], [5.0, 6.0]), Other(10, 20, 30, 40, 1, 0)
+
+    def waits(*_: object) -> None:
+        raise AssertionError("the host waits for the device")
+
+    with monkeypatch.context() as patched:
+        for name in ("tolist", "item", "cpu", "__bool__", "nonzero", "numpy"):
+            patched.setattr(Tensor, name, waits)
+        sum_between_ranks(world, made, [3, 5], "stem")  # pyright: ignore[reportArgumentType]
+    assert found(made) == [[11, 22], [35, 46]]
+
+
 def test_a_single_parameter_and_a_frozen_one_are_summed() -> None:
     frozen = nn.Parameter(torch.zeros(2), requires_grad=False)
     assert summed([frozen, *parameters([1.0, 2.0])], 3, 4, 1) == [None, [4, 6]]
