@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from graphpipe.devices.registry import kind_of
 from graphpipe.errors import InvalidInput
 from graphpipe.model.stage_program import StageProgram, ValueSpec
 from graphpipe.model.torch_private import flatten, non_leaf_alias
@@ -101,7 +102,7 @@ def gradient_of(leaf: Tensor) -> Tensor:
     if leaf.grad is None:
         return no_gradient(leaf)
     # On a GPU, a gradient of negative zeros counts as None, because asking would wait for the GPU at every message.
-    return leaf.grad + 0 if not leaf.is_cuda and _begins_negative(leaf.grad) else leaf.grad
+    return leaf.grad + 0 if kind_of(leaf.device).on_host and _begins_negative(leaf.grad) else leaf.grad
 
 
 def no_gradient(like: Tensor) -> Tensor:

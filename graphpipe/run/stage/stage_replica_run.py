@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from graphpipe.devices.registry import kind_of
 from graphpipe.plans.sharding import SampleRange, count_micro_batches
 from graphpipe.run.device.rng import derive_seed
 from graphpipe.run.stage.edge_values import is_none
@@ -182,7 +183,7 @@ class StageReplicaRun:
         if name in reached:
             return False
         none = is_none(gradient)
-        if gradient.device.type != "cpu" and not none:
+        if not (none or kind_of(gradient.device).on_host):
             reached.add(name)
         return none
 
