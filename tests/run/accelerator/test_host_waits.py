@@ -69,7 +69,7 @@ def test_the_host_does_not_wait_inside_a_step(cut: str, options: dict[str, Any],
     ],
 )
 def test_split_backwards_recomputation_and_offloading_do_not_wait(options: dict[str, Any], waits: list[str]) -> None:
-    pipeline, _ = chain_pipeline(INTERLEAVED, **({"schedule": "1f1b"} | options))
+    pipeline, _ = chain_pipeline(INTERLEAVED, options.pop("schedule", "1f1b"), **options)
     steps(pipeline, chain_batch)
     assert not waits
 

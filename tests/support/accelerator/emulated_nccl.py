@@ -59,8 +59,9 @@ class Pending(dist.Work):
 
     def __init__(self, group: "EmulatedNccl", result: list[Tensor]) -> None:
         super().__init__()
-        self.group, self.result, self.began = group, result, time.monotonic()
-        self.done, self.error = threading.Event(), None
+        self.group, self.made, self.began = group, result, time.monotonic()
+        self.done = threading.Event()
+        self.error: Exception | None = None
         self.future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
 
     def finish(self, error: Exception | None = None) -> None:
@@ -69,9 +70,9 @@ class Pending(dist.Work):
             self.error = error
             self.done.set()
             if error is None:
-                self.future.set_result(self.result)
+                self.future.set_result(self.made)
             else:
-                self.future.set_exception(error)
+                self.future.set_exception(error)  # pyright: ignore[reportArgumentType]
 
     def wait(self, timeout: timedelta = _FOR_EVER) -> bool:
         """Wait until it has ended. On a GPU only the stream would wait; here computing does not run ahead."""
@@ -93,9 +94,9 @@ class EmulatedNccl(dist.ProcessGroup):
     """A group of ranks."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
-        super().__init__(rank, size)
+        super().__init__(rank, size)  # pyright: ignore[reportCallIssue]
         self._store, self._rank, self._size = store, rank, size
-        self._inner = dist.ProcessGroupGloo(dist.PrefixStore("inner", store), rank, size, _FOR_EVER)
+        self._inner: Any = dist.ProcessGroupGloo(dist.PrefixStore("inner", store), rank, size, _FOR_EVER)
         # The collectives that torch's C++ calls by itself, such as those of sharded tensors, know only backends.
         plain, custom = dist.PrefixStore("plain", store), dist.ProcessGroup.BackendType.CUSTOM
         backend = dist.ProcessGroupGloo(plain, rank, size, _FOR_EVER)
@@ -192,7 +193,7 @@ class EmulatedNccl(dist.ProcessGroup):
         low, high = sorted((self._rank, peer))
         name = f"{low}-{high}"
         if name not in self._queues:  # The communicator is made, for which both ranks must come.
-            self._store.set(f"{name} {self._rank}", b"here")
+            self._store.set(f"{name} {self._rank}", "here")
             self._store.wait([f"{name} {peer}"], self._limit)
         return name
 
