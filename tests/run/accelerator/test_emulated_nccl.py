@@ -10,7 +10,10 @@ from run_models import STAGES
 from run_ranks import run_ranks, values
 from run_scenarios import train
 
-TIMEOUT = 4.0
+TIMEOUTS = {"raise": 15.0, "kill": 15.0, "hang": 4.0}
+"""The time limits. What ends because of a lost peer ends before them, on a busy machine too."""
+MOST_SECONDS = {"raise": 15.0, "kill": 15.0, "hang": 30.0}
+"""NCCL's watchdog would end the processes half a minute after the limit."""
 
 
 def ranks_of(cut: str) -> int:
@@ -43,9 +46,9 @@ def test_a_rank_that_fails_is_named_and_the_others_end_soon(how: str, error: str
     """torch closed NCCL's groups only when their kernels were done, so an error on one rank ended the others after the
     time limit, by SIGABRT and without a word."""
     last = ranks_of("four") - 1
-    found = run_ranks(run_emulated.fail, last + 1, tmp_path, "four", how, TIMEOUT, seconds=60.0)
+    found = run_ranks(run_emulated.fail, last + 1, tmp_path, "four", how, TIMEOUTS[how], seconds=90.0)
     assert all(rank.exitcode == 0 for rank in found[:last])
     assert any(f"{error}: rank {last} d" in rank.error for rank in found[:last]), [rank.error for rank in found]
     assert all(rank.error.startswith("Peer") for rank in found[:last])
-    assert all(rank.seconds < (TIMEOUT * 2.5 if how == "hang" else TIMEOUT) for rank in found[:last])
+    assert all(rank.seconds < MOST_SECONDS[how] for rank in found[:last])
     assert how != "raise" or found[last].error == "KeyError: 'labels'"
