@@ -8,6 +8,7 @@ from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
 from graphpipe.doctor import Finding
 from graphpipe.doctor.check_extras import check_extras
+from graphpipe.doctor.check_links import check_links
 from graphpipe.doctor.check_machine import check_machine
 from graphpipe.doctor.check_network import check_network
 from graphpipe.errors import InvalidInput
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_here(ranks: int, port: int) -> list[Finding]:
-    return [*check_machine(ranks), *_check_torch(), *check_network(port), *check_extras()]
+    return [*check_machine(ranks), *_check_torch(), *check_links(), *check_network(port), *check_extras()]
 
 
 def _check_torch() -> list[Finding]:

@@ -1,0 +1,45 @@
+"""The Dockerfile's steps, checked without Docker: what it copies is there, and what it installs is declared."""
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+STEPS = re.sub(r"\\\n\s*", " ", (ROOT / "Dockerfile").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def steps(word: str) -> list[str]:
+    return re.findall(rf"^{word} (.*)$", STEPS, re.MULTILINE)
+
+
+def test_what_is_copied_is_there_and_enough_to_build() -> None:
+    copied = {source for step in steps("COPY") for source in shlex.split(step)[:-1]}
+    assert all((ROOT / source).exists() for source in copied)
+    read = set(re.findall(r"[\"'](\w+\.\w+)[\"']", (ROOT / "setup.py").read_text(encoding="utf-8")))
+    assert {name for name in read if (ROOT / name).is_file()} <= copied
+    assert {"pyproject.toml", "setup.py", "graphpipe", "examples"} <= copied
+
+
+def test_what_it_installs_is_declared_and_not_for_cpus(project: dict[str, Any]) -> None:
+    asked = re.findall(r"'\.\[(.*?)\]'", STEPS)
+    assert asked
+    assert {extra for some in asked for extra in some.split(",")} <= {*project["optional-dependencies"]}
+    (constraints,) = re.findall(r"--constraint (\S+)", STEPS)
+    assert "+cpu" not in (ROOT / constraints).read_text(encoding="utf-8")
+    assert "--index-url" not in STEPS
+
+
+def test_its_python_is_new_enough_and_it_starts_the_command(project: dict[str, Any]) -> None:
+    assert steps("FROM") == ["ubuntu:24.04"]  # with Python 3.12
+    assert project["requires-python"] == ">=3.11"
+    assert steps("ENTRYPOINT") == ['["graphpipe"]']
+    assert "graphpipe" in project["scripts"]
