@@ -14,6 +14,15 @@ def train(cut: str, options: dict[str, Any]) -> dict[str, Any]:
     return {key: _on_cpu(value) for key, value in found.items()}
 
 
+def train_bound(cut: str, options: dict[str, Any], store: str) -> dict[str, Any]:
+    """Do the same in a world of NCCL that the caller has bound to the GPU of this rank."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
+    device = torch.device("cuda", rank)
+    dist.init_process_group("nccl", f"file://{store}", rank=rank, world_size=size, device_id=device)
+    return train(cut, options)
+
+
 def step_under_sanitizer(cut: str) -> None:
     """Train two steps and evaluate on one GPU; the CUDA sanitizer, if enabled, raises for a race between streams."""
     pipeline, _ = run_scenarios.build(cut, device="cuda:0")

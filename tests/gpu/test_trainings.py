@@ -1,0 +1,106 @@
+"""Whole trainings on GPUs, and what they use: the command line, faults, precisions, offloading and checkpoints."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import run_on_gpus
+import torch
+from run_chain import INTERLEAVED, chain_batch, chain_pipeline
+from run_models import fan_batch
+from run_precision import build as build_in_precision
+from run_ranks import run_ranks, values
+from run_scenarios import train
+
+ROOT = Path(__file__).parents[2]
+GPU = "cuda:0"
+NEEDS_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+NEEDS_TWO = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices")
+DEVICES = ["cpu", pytest.param(GPU, marks=NEEDS_A_GPU)]
+CLUSTER = """
+intra_node = { latency = "10 us", bandwidth = "20 GB/s" }
+device_types.gpu = { memory = "8 GB", peak = "10 TFLOP/s", memory_bandwidth = "500 GB/s" }
+nodes = [{ name = "here", devices = { gpu = 2 } }]
+"""
+
+
+def graphpipe(folder: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], float]:
+    """Run the command on a cluster of two GPUs, and return what it did and its seconds."""
+    (folder / "gpus.toml").write_text(CLUSTER)
+    start = time.monotonic()
+    command = [sys.executable, "-m", "graphpipe", *words]
+    done = subprocess.run(
+        command, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+    )
+    return done, time.monotonic() - start
+
+
+def training(folder: Path) -> list[str]:
+    """Return the words that train the digits on two GPUs."""
+    digits = str(ROOT / "examples" / "digits.toml")
+    return ["train", digits, f"cluster={folder / 'gpus.toml'}", f"run.directory={folder / 'runs'}"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"recompute": {1: "full", 2: ("c",)}},
+        {"offload": {0: ("a",), 1: ("b",)}},
+        {"offload": {1: ("b",)}, "offload_to": {1: (0,)}},
+    ],
+)
+def test_recomputation_and_offloading_train_as_keeping_everything_on_the_cpu(
+    options: dict[str, Any], device: str
+) -> None:
+    ours, _ = chain_pipeline(INTERLEAVED, dropout=0.0, device=device, **options)
+    theirs, _ = chain_pipeline(INTERLEAVED, dropout=0.0, device="cpu")
+    for seed in range(2):
+        assert ours.step(*chain_batch(seed=seed)) == pytest.approx(theirs.step(*chain_batch(seed=seed)), rel=1e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_mixed_precision_trains_nearly_as_on_the_cpu(precision: str, device: str) -> None:
+    ours, _ = build_in_precision("whole", precision, "plain", device=device)
+    theirs, _ = build_in_precision("whole", precision, "plain", device="cpu")
+    for seed in range(2):
+        assert ours.step(*fan_batch(seed=seed)) == pytest.approx(theirs.step(*fan_batch(seed=seed)), rel=2e-2)
+    assert ours.loss_scale == theirs.loss_scale
+
+
+@NEEDS_TWO
+@pytest.mark.parametrize("options", [{}, {"engine": "ddp"}])
+def test_a_group_that_was_bound_to_a_gpu_trains_alike(options: dict[str, Any], tmp_path: Path) -> None:
+    """With `device_id`, all messages in the group of all ranks share one communicator."""
+    alone = train("pair", 2, {"device": "cpu"})
+    for rank in values(run_ranks(run_on_gpus.train_bound, 2, tmp_path, "pair", options, str(tmp_path / "nccl"))):
+        assert rank["losses"] == pytest.approx(alone["losses"], rel=1e-4)
+
+
+@NEEDS_TWO
+def test_a_training_on_gpus_is_profiled_on_them_and_saves_checkpoints(tmp_path: Path) -> None:
+    done, _ = graphpipe(tmp_path, *training(tmp_path), "train.steps=4", "train.checkpoint_every=2")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert any(tmp_path.glob("runs/*/checkpoints/*"))
+
+
+@NEEDS_TWO
+def test_a_rank_that_is_killed_is_named_within_the_time_limit(tmp_path: Path) -> None:
+    fault = ["--fault", "kill@rank1:step4:phase=forward"]
+    done, seconds = graphpipe(tmp_path, *training(tmp_path), "train.steps=20", "run.timeout_seconds=30", *fault)
+    assert done.returncode != 0
+    assert "rank 1" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert seconds < 120
+
+
+@NEEDS_A_GPU
+def test_the_profile_verb_measures_the_gpu(tmp_path: Path) -> None:
+    done, _ = graphpipe(tmp_path, "profile", "two-tower-small", "--cluster", "gpus.toml", "-o", "costs.json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert '"gpu"' in (tmp_path / "costs.json").read_text()
