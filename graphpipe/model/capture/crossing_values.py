@@ -57,7 +57,7 @@ def crossing_values(graph: fx.Graph, readings: Mapping[fx.Node, Reading]) -> Cro
 def _duplicated(graph: fx.Graph) -> frozenset[fx.Node]:
     found: dict[fx.Node, tuple[bool, bool]] = {}  # whether it depends on values of a model input, and on a parameter
     for node in graph.nodes:
-        writes = node.meta.keys() & {"written_by", "writes"}
+        writes = node.meta.keys() & {"written_by", "writes", "checks"}
         if node.op == "output" or writes or any(each not in found for each in node.all_input_nodes):
             continue
         by_input, by_parameter = _dependence(node, found)

@@ -22,8 +22,8 @@ def fuse_tiny(
 
     A tiny group has no matrix product, and at most two parameter elements per element of output: a layer norm is tiny,
     an embedding is not. It joins its only producer, if that feeds nothing else. A residual addition joins the branch
-    that it closes. Any other tiny group joins its only consumer. Groups that need the whole mini-batch are never joined
-    to groups that do not.
+    that it closes, and a check of values joins what it checks. Any other tiny group joins its only consumer. Groups
+    that need the whole mini-batch are never joined to groups that do not.
 
     Args:
         groups: in topological order.
@@ -104,6 +104,8 @@ def _link(groups: Groups, reads: Reads) -> _Links:
 def _partner(number: int, links: _Links, whole: Mapping[int, bool]) -> int | None:
     # The group that a tiny group joins; None if it stays separate.
     before, after = links.before[number], links.after[number]
+    if before and not after and not links.holds_output(number) and whole[max(before)] == whole[number]:
+        return max(before)
     for producer in sorted(before, reverse=True):
         if links.after[producer] != {number} or whole[producer] != whole[number]:
             continue

@@ -20,8 +20,9 @@ def join_uncuttable(graph: fx.Graph, values: CrossingValues, stateful: Collectio
     1. the readers of its value, if that value may not cross;
     2. the call that writes into its value, because the value is complete only after that call;
     3. everything that reads the buffer into which it writes, because no other stage sees the new value;
-    4. the other calls of its submodule, if that has buffers: statistics of two stages would differ;
-    5. all groups on a cycle with its own.
+    4. the last value that it reads, or else the first node, if it only checks values;
+    5. the other calls of its submodule, if that has buffers: statistics of two stages would differ;
+    6. all groups on a cycle with its own.
     """
     nodes = [node for node in graph.nodes if node not in values.duplicated]
     groups = _DisjointSets(nodes)
@@ -36,6 +37,11 @@ def join_uncuttable(graph: fx.Graph, values: CrossingValues, stateful: Collectio
         if "writes" in node.meta:
             for reader in _readers(node.args[0], values) or nodes[:1]:
                 groups.join(reader, node)
+    position = {node: number for number, node in enumerate(nodes)}
+    first = next(node for node in nodes if "checks" not in node.meta)
+    for node in nodes:
+        if "checks" in node.meta:
+            groups.join(max(values.read_by(node), key=position.__getitem__, default=first), node)
     calls: dict[str, fx.Node] = {}
     for node in nodes:
         if node.op == "call_module" and str(node.target) in stateful:

@@ -12,6 +12,8 @@ from graphpipe.errors import InvalidInput
 from graphpipe.model.capture.module_graph.module_graph import device_of, mode_dropout, sample_count, stand_in
 from graphpipe.model.capture.module_graph.rebuild_containers import BuildContainer
 from graphpipe.model.capture.module_graph.translation import copied, written
+from graphpipe.model.hidden.raising_branches import holds
+from graphpipe.model.hidden.untraced_losses import ctc
 from graphpipe.model.sample_rows import every_row
 from graphpipe.model.torch_private import Operator, leaf, spec_from_json, spec_to_json
 
@@ -29,7 +31,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 _NAMES: dict[object, str] = {
     function: name for name, function in _FUNCTIONS.items() if not name.startswith("operator.__")
 }
-OWN_OPERATORS = (every_row,)
+OWN_OPERATORS = (every_row, holds, ctc)
 """Operators of torch that are registered when their file is imported."""
 _CONSTANTS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 """Types of torch's constants; a file names the constants as torch does."""

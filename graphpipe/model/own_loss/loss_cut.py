@@ -1,7 +1,7 @@
 """A loss cut out of a module graph: the nodes from a model's outputs and labels to the loss that it returns."""
 
 import operator
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,9 @@ from graphpipe.model.capture.module_graph.module_graph import (
     stand_in,
 )
 from graphpipe.model.own_loss.exact_losses import (
-    CROSS_ENTROPY,
+    CTC,
     argument,
+    is_counted,
     is_mean,
     is_number,
     why_not_exact,
@@ -45,6 +46,8 @@ class LossCut:
     outputs: dict[fx.Node, str]
     """The outputs that the loss reads, with their names."""
     labels: dict[fx.Node, str]
+    checks: list[fx.Node]
+    """Checks of the labels, which raise an error for some values."""
 
     @staticmethod
     def of(model: str, module_graph: ModuleGraph, given: Collection[str]) -> "LossCut":
@@ -69,15 +72,17 @@ class LossCut:
             nodes=nodes,
             outputs={node: name for node, name in outputs.items() if node in read},
             labels={node: name for node, name in inputs.items() if node in read},
+            checks=_checks_of(module_graph.graph, given, outputs, inputs),
         )
         if not cut.outputs or not set(given) & {*cut.labels.values()}:
             raise _refused(model, "computes its loss from other values than outputs and labels")
+        rows = _computed_from([*inputs], nodes)
         means = {node for node in cut.outputs if is_number(node)}  # and values computed from them
         for node in filter(is_mean, nodes):
             if reason := why_not_mean(node):
                 raise _refused(model, reason)
         for node in nodes:
-            if reason := why_not_exact(node, means):
+            if reason := why_not_exact(node, means, rows):
                 raise _refused(model, reason)
             if is_mean(node) or not means.isdisjoint(node.all_input_nodes):
                 means.add(node)
@@ -86,28 +91,39 @@ class LossCut:
         return cut
 
     @property
-    def entropies(self) -> list[fx.Node]:
-        """The cross-entropies, in order of execution."""
-        return [node for node in self.nodes if node.target is CROSS_ENTROPY]
+    def counted(self) -> list[fx.Node]:
+        """The cross-entropies and sums, in order of execution."""
+        return [node for node in self.nodes if is_counted(node)]
 
     def formula(self) -> fx.GraphModule:
         """Return a module that computes the loss of some samples from outputs, labels and a count per cross-entropy."""
         graph = fx.Graph(tracer_cls=LossTracer)
         env = {node: graph.placeholder(name) for node, name in [*self.outputs.items(), *self.labels.items()]}
-        counts = {node: graph.placeholder(f"count_{number}") for number, node in enumerate(self.entropies)}
+        counts = {node: graph.placeholder(f"count_{number}") for number, node in enumerate(self.counted)}
         anchor = env[next(iter(self.labels))]
         for node in self.nodes:
-            if node in counts:
+            if node.target is CTC:
+                given = (fx.map_arg(each, env.__getitem__) for each in node.args)
+                env[node] = graph.call_function(alignment, (*given, counts.get(node), anchor))
+            elif node in counts:
                 scores, targets, ignored, smoothing = (fx.map_arg(each, env.__getitem__) for each in _arguments(node))
                 arguments = (scores, targets, ignored, smoothing, counts[node], anchor)
                 env[node] = graph.call_function(entropy, arguments)
             else:
                 env[node] = _copied(graph, node, env, anchor)
+        for check in filter(self._reads_outputs, self.checks):
+            _copy(graph, check, env, anchor)
         graph.output(env[self.loss])
         return fx.GraphModule(nn.Module(), graph, "Loss")
 
+    def _reads_outputs(self, check: fx.Node) -> bool:
+        nodes = _between(check.graph, check, {*self.outputs, *self.labels})
+        return any(other in self.outputs for node in nodes for other in node.all_input_nodes)
+
     def counting(self) -> fx.GraphModule:
-        """Return a module that counts the labels of a mini-batch that count in each cross-entropy.
+        """Return a module that counts the labels of a mini-batch that count in each cross-entropy, and checks labels.
+
+        A sum over samples counts as one label. What the forward checks of labels is checked for the whole mini-batch.
 
         Raises:
             InvalidInput: the count depends on outputs.
@@ -115,8 +131,14 @@ class LossCut:
         graph = fx.Graph(tracer_cls=LossTracer)
         env = {node: graph.placeholder(name) for node, name in self.labels.items()}
         anchor = next(iter(env.values()))
-        counts: list[fx.Node] = []
-        for each in self.entropies:
+        counts: list[Any] = []
+        for check in self.checks:
+            if not self._reads_outputs(check):
+                _copy(graph, check, env, anchor)
+        for each in self.counted:
+            if each.target is CTC:
+                counts.append(1)
+                continue
             _, targets, ignored, _ = _arguments(each)
             for node in _between(each.graph, targets, {*env, *self.outputs}):
                 if not is_anchor(node) and any(other in self.outputs for other in node.all_input_nodes):
@@ -144,6 +166,34 @@ def _between(graph: fx.Graph, end: fx.Node, begins: set[fx.Node]) -> list[fx.Nod
             found.add(node)
             stack += [] if is_anchor(node) else node.all_input_nodes
     return [node for node in graph.nodes if node in found]
+
+
+def _computed_from(begins: Sequence[fx.Node], nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    # These nodes, and the ones that read nothing else.
+    found = {*begins}
+    for node in nodes:
+        if is_anchor(node) or all(each in found for each in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _checks_of(
+    graph: fx.Graph, labels: Collection[str], outputs: Collection[fx.Node], inputs: Mapping[fx.Node, str]
+) -> list[fx.Node]:
+    # Checks of values that are computed from labels, and from nothing but outputs and inputs of the model.
+    found: list[fx.Node] = []
+    for check in (node for node in graph.nodes if "checks" in node.meta):
+        nodes = _between(graph, check, {*outputs, *inputs})
+        read = {inputs.get(other) for node in nodes for other in node.all_input_nodes}
+        if not read.isdisjoint(labels) and all(node.op == "call_function" for node in nodes):
+            found.append(check)
+    return found
+
+
+def _copy(graph: fx.Graph, end: fx.Node, env: dict[fx.Node, fx.Node], anchor: fx.Node) -> None:
+    # Copies a node and all before it that `env` does not have.
+    for node in _between(end.graph, end, {*env}):
+        env[node] = _copied(graph, node, env, anchor)
 
 
 def _copied(graph: fx.Graph, node: fx.Node, env: Mapping[fx.Node, fx.Node], anchor: fx.Node) -> fx.Node:
@@ -179,6 +229,34 @@ def entropy(scores: Tensor, targets: Tensor, ignored: int, smoothing: float, cou
     return (total.double() / (count * len(rows))).to(total.dtype)
 
 
+def alignment(
+    scores: Tensor,
+    targets: Tensor,
+    lengths: Tensor,
+    target_lengths: Tensor,
+    blank: int,
+    reduction: str,
+    zero_infinity: bool,
+    count: Tensor | None,
+    rows: Tensor,
+) -> Tensor:
+    """Return a CTC loss of some rows: a mean over them, or a sum, divided by the share that the rows are of all.
+
+    Args:
+        scores: log-probabilities, as all arguments up to `zero_infinity` those of `torch.nn.functional.ctc_loss`.
+        targets: labels.
+        lengths: of the scores.
+        target_lengths: of the labels.
+        blank: the label for nothing.
+        reduction: `mean` or `sum`.
+        zero_infinity: whether infinite losses count as zero.
+        count: of a sum, 1 per sample of the mini-batch.
+        rows: any tensor whose first dimension is these rows.
+    """
+    found = nn.functional.ctc_loss(scores, targets, lengths, target_lengths, blank, reduction, zero_infinity)
+    return found if count is None else (found.double() / (count * len(rows))).to(found.dtype)
+
+
 def count_labels(targets: Tensor, ignored: int) -> int:
     """Return how many labels count."""
     return int((targets != ignored).sum()) if not targets.is_floating_point() else len(targets)
@@ -188,4 +266,4 @@ class LossTracer(fx.Tracer):
     """Traces a cut loss once more, which is how torch unpickles a `GraphModule`. Its functions stay whole."""
 
     def __init__(self) -> None:
-        super().__init__(autowrap_functions=(entropy, count_labels, *FUNCTIONS))
+        super().__init__(autowrap_functions=(entropy, alignment, count_labels, *FUNCTIONS))

@@ -16,19 +16,19 @@ from graphpipe.graph import Input
 from graphpipe.model.capture.capture import Captured, capture_again
 from graphpipe.model.capture.op_splits.split_nodes import split_like
 from graphpipe.model.split.module_stage import ModuleStage
+from graphpipe.model.split.node_places import NodePlace, node_places
 from graphpipe.model.split.split import build_stages
 from graphpipe.model.split.submodules import Submodules
 from graphpipe.plans.plan import Plan
 
-OperatorNodes = Mapping[str, tuple[str, ...]]
-"""Names of the captured nodes of every operator."""
-_CONVERSION = "to_dtype"
-"""How the names of nodes that convert a tensor to another type begin."""
+OperatorNodes = Mapping[str, tuple[NodePlace, ...]]
+"""The places of the captured nodes of every operator."""
 
 
 def operator_nodes(captured: Captured) -> OperatorNodes:
-    """Return the names of the nodes of every operator."""
-    return {op: tuple(node.name for node in group) for op, group in captured.nodes.items()}
+    """Return the places of the nodes of every operator."""
+    places = node_places(captured)
+    return {op: tuple(places[node] for node in group) for op, group in captured.nodes.items()}
 
 
 def split_for_shapes(
@@ -71,25 +71,36 @@ def rebind(program: ModuleStage, original: nn.Module, copied: nn.Module) -> Modu
     return replace(program, module=copy.deepcopy(program.module, memo))
 
 
-def _names(groups: OperatorNodes) -> set[str]:
-    return {name for names in groups.values() for name in names}
-
-
 def _regrouped(captured: Captured, groups: OperatorNodes, inputs: tuple[Input, ...]) -> Captured:
     # Which groups are tiny depends on the shapes, and so do operators. The operators of the plan are used.
-    nodes: dict[str, fx.Node] = {node.name: node for group in captured.nodes.values() for node in group}
+    places = node_places(captured)
+    nodes = {places[node]: node for group in captured.nodes.values() for node in group}
     # A loss that was cut out converts the scores to float32. If they are float32, that gives the same tensor, which is
     # then what the model returns. Without labels it is not converted.
-    ends = {name for name in _names(groups) - nodes.keys() if name.startswith(_CONVERSION)}
-    groups = {op: tuple(name for name in names if name not in ends) for op, names in groups.items()}
-    known = _names(groups)
-    if different := sorted(known ^ nodes.keys()):
+    groups = {op: tuple(each for each in found if each in nodes or not each.converts) for op, found in groups.items()}
+    groups = _with_conversions(groups, places, nodes)
+    known = {place for found in groups.values() for place in found}
+    if different := sorted(known ^ nodes.keys(), key=lambda place: place.name):
         shapes = ", ".join(f"{each.name}{[*each.sample_shape]}" for each in inputs)
         reason = "no longer has" if different[0] in known else "also has"
         raise InvalidInput(
             f"with samples of {shapes} the model computes something else than the plan was made for: "
-            f"it {reason} '{different[0]}'",
+            f"it {reason} '{different[0].name}'",
             where="inputs",
             remedy="Pad the samples to the shapes the plan was made with, or plan with these.",
         )
-    return replace(captured, nodes={op: tuple(nodes[name] for name in names) for op, names in groups.items()})
+    return replace(captured, nodes={op: tuple(nodes[place] for place in found) for op, found in groups.items()})
+
+
+def _with_conversions(
+    groups: OperatorNodes, places: Mapping[fx.Node, NodePlace], nodes: Mapping[NodePlace, fx.Node]
+) -> OperatorNodes:
+    # A conversion that the plan does not know belongs to the first operator that reads it.
+    op_of = {place: op for op, found in groups.items() for place in found}
+    for place, node in reversed([*nodes.items()]):
+        readers = (op_of.get(places[user]) for user in node.users)
+        op = next((op for op in readers if op is not None), None)
+        if place not in op_of and place.converts and op is not None:
+            op_of[place] = op
+            groups = {**groups, op: (place, *groups[op])}
+    return groups

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, fx, nn
@@ -18,6 +19,8 @@ from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
 from graphpipe.model.capture.module_graph.opaque_modules import followed_modules
 from graphpipe.model.capture.module_graph.plain_writes import replace_plain_writes
 from graphpipe.model.capture.module_graph.translation import Translation, owner_of
+from graphpipe.model.hidden.raising_branches import following_checks
+from graphpipe.model.hidden.untraced_losses import TracedLosses
 from graphpipe.model.quiet import quiet_export
 from graphpipe.model.sample_rows import SampleLoops
 from graphpipe.model.torch_private import is_mutable, numbers_kept
@@ -72,8 +75,8 @@ def exported_graph(
         Exception: any error of torch.export.
     """
     with recording(fake, paths, runs) as calls, loops, broadcast_masks(), numbers_kept(fake), quiet_export():
-        with effects_refused(fake, followed_modules(fake, paths)):
-            program = _export(fake, inputs)
+        with effects_refused(fake, followed_modules(fake, paths)), TracedLosses():
+            program = following_checks(partial(_export, fake, inputs))
         detach_blocks(program)
         for module in _graphs(program):
             replace_plain_writes(module)

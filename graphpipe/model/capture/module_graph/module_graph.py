@@ -30,9 +30,10 @@ class ModuleGraph:
     (opaque submodules) and `call_function` nodes (glue, without side effects). `meta["owner"]` of a call or glue is the
     path of the submodule whose forward contains it, "" for the model itself. `meta["written_by"]` of a copy is the path
     of the submodule whose next call writes into it. `meta["writes"]` of a node is the buffer of the model's own that it
-    writes into, after all nodes that read the buffer. `meta["dimensions"]` of glue is the number of its tensor's.
-    `meta["changes"]` of a call is the model's parameters that it writes into. `meta["statistic"]` of a call is the
-    operator in it that mixes samples.
+    writes into, after all nodes that read the buffer. `meta["dimensions"]` is the number of those of a tensor, and
+    `meta["samples_in"]` those that grow with samples. `meta["changes"]` of a call is the model's parameters that it
+    writes into. `meta["statistic"]` of a call is the operator in it that mixes samples. `meta["checks"]` is true for
+    glue that only raises an error for some values, and that nothing reads.
     """
 
     graph: fx.Graph

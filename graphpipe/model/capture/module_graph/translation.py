@@ -12,12 +12,13 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.node import map_aggregate
 
 from graphpipe.errors import InvalidInput, nearest
-from graphpipe.model.capture.module_graph.calls.call_outcome import Form
+from graphpipe.model.capture.module_graph.calls.call_outcome import Form, Size
 from graphpipe.model.capture.module_graph.calls.hidden_effects import CHANGE
 from graphpipe.model.capture.module_graph.calls.opaque_calls import OpaqueCall, is_opaque_call
 from graphpipe.model.capture.module_graph.failures import CannotExpress
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph, device_of, sample_count, stand_in
 from graphpipe.model.capture.module_graph.rebuild_containers import rebuild_containers
+from graphpipe.model.hidden.raising_branches import ASSERTION
 from graphpipe.model.torch_private import (
     TreeSpec,
     flatten,
@@ -95,7 +96,8 @@ class Translation:
         placeholders = [node for node in self.program.graph.nodes if node.op == "placeholder"]
         for node, spec in zip(placeholders, self.program.graph_signature.input_specs, strict=True):
             if spec.kind == InputKind.USER_INPUT:
-                self.env[node] = next(names)
+                self.env[node] = given = next(names)
+                _describe(given, node.meta["val"].shape)
                 self.batch = self.batch or str(node.meta["val"].shape[0])
             elif node.users and spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
                 assert spec.target is not None
@@ -145,7 +147,8 @@ class Translation:
         return flatten({name: returned[name] for name in wanted})
 
     def _wanted(self) -> set[fx.Node]:
-        stack = [item for item in [*self.results, *self.writes.values()] if isinstance(item, fx.Node)]
+        checks = [node for node in self.program.graph.nodes if node.target is ASSERTION]
+        stack = [item for item in [*self.results, *self.writes.values(), *checks] if isinstance(item, fx.Node)]
         wanted: set[fx.Node] = set()
         while stack:
             node = stack.pop()
@@ -179,11 +182,13 @@ class Translation:
         if is_higher_order(node.target):
             raise CannotExpress(owner_of(node), f"uses {node.target}")
         args, kwargs = self._argument(node.args), self._argument(dict(node.kwargs))
-        target = copied if node.target is torch.ops.aten.copy.default else node.target
+        target = _OURS.get(node.target, node.target)
         new = self.graph.call_function(target, args, kwargs)  # pyright: ignore[reportArgumentType]
         new.meta["owner"] = owner_of(node)
+        if node.target is ASSERTION:
+            new.meta["checks"] = True
         if isinstance(node.meta.get("val"), Tensor):
-            new.meta["dimensions"] = node.meta["val"].dim()
+            _describe(new, node.meta["val"].shape)
         return new
 
     def _translate_block(self, node: fx.Node) -> list[Any]:
@@ -233,12 +238,15 @@ class Translation:
         if call.outcome.changed:
             new.meta["changes"] = call.outcome.changed
         if call.outcome.spec.is_leaf():
+            if call.outcome.forms:
+                _describe(new, call.outcome.forms[0].shape)
             return [new, *(given[position] for position in written)]
         leaves: list[fx.Node] = []
         for position, output in enumerate(call.outcome.leaves):
             if isinstance(output, Form):
                 leaves.append(self.graph.call_function(leaf, (new, position)))
                 leaves[-1].meta["owner"] = owner
+                _describe(leaves[-1], output.shape)
         return [*leaves, *(given[position] for position in written)]
 
     def _numbers(self, call: OpaqueCall, numbers: list[Any]) -> list[Any]:
@@ -292,9 +300,20 @@ class Translation:
         return args, kwargs
 
 
+def _describe(node: fx.Node, shape: Sequence[Any]) -> None:
+    # A size that is not a number, or a form's that grows, contains samples.
+    node.meta["dimensions"] = len(shape)
+    grow = [size.linear or size.square if isinstance(size, Size) else not isinstance(size, int) for size in shape]
+    node.meta["samples_in"] = tuple(at for at, grows in enumerate(grow) if grows)
+
+
 def copied(tensor: Tensor, values: Tensor) -> Tensor:
     """Return the content of `tensor` after `tensor.copy_(values)`; torch's own functional copy has no derivative."""
     return values.to(tensor).expand_as(tensor)
+
+
+_OURS: dict[Any, Any] = {torch.ops.aten.copy.default: copied, ASSERTION: torch.ops.graphpipe.holds.default}
+"""What a graph calls in place of an operator of torch."""
 
 
 def written(buffer: Tensor, values: Tensor, enabled: bool = True) -> Tensor:
