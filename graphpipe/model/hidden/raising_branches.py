@@ -7,7 +7,8 @@ the question again in every step, and raises the forward's error if the answer i
 import ast
 import linecache
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from traceback import walk_tb
@@ -17,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
-from torch.overrides import TorchFunctionMode
 
 from graphpipe.errors import InvalidInput
 from graphpipe.model.torch_private import is_data_dependent
@@ -78,27 +78,23 @@ class _Known:
     message: str
 
 
-class _Questions(TorchFunctionMode):
+class _Questions:
     # Answers questions for truth values that depend on values. The first ones have known answers. The next one is tried
     # with an answer, and none is answered after it.
 
     def __init__(self, known: Sequence[_Known], tried: bool) -> None:
-        super().__init__()
         self.known = known
         self.tried = tried
         self.count = 0
         self.branch: _Branch | None = None
         """That of the question that is tried."""
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is not Tensor.__bool__:
-            return func(*args, **(kwargs or {}))
+    def answer(self, tensor: Tensor) -> bool:
         try:
-            return func(*args)
+            return _TRUTH(tensor)
         except Exception as error:
-            branch = _branch_at(_asking()) if is_data_dependent(error) else None
+            asking = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+            branch = _branch_at(asking) if is_data_dependent(error) else None
             if branch is None or self.branch is not None:
                 raise
         self.count += 1
@@ -106,9 +102,27 @@ class _Questions(TorchFunctionMode):
             self.branch = branch
             return self.tried
         known = self.known[self.count - 1]
-        truth = args[0].bool().reshape(())
+        truth = tensor.bool().reshape(())
         ASSERTION(truth if known.answer else truth.logical_not(), known.message)
         return known.answer
+
+
+_TRUTH = Tensor.__bool__
+
+
+@contextmanager
+def _answering(questions: _Questions) -> Generator[None]:
+    # A mode for functions would run at every function and attribute of a trace.
+    kind: Any = Tensor
+
+    def answer(tensor: Tensor) -> bool:
+        return questions.answer(tensor)
+
+    kind.__bool__ = answer
+    try:
+        yield
+    finally:
+        del kind.__bool__
 
 
 def following_checks(trace: Callable[[], ExportedProgram]) -> ExportedProgram:
@@ -125,7 +139,7 @@ def following_checks(trace: Callable[[], ExportedProgram]) -> ExportedProgram:
     while True:
         questions = _Questions(known, tried)
         try:
-            with questions:
+            with _answering(questions):
                 found = trace()
         except Exception as error:
             if questions.branch is None:
@@ -140,14 +154,6 @@ def following_checks(trace: Callable[[], ExportedProgram]) -> ExportedProgram:
         if not tried:
             return trace()  # which raises torch's error for a branch that is no check
         tried = False
-
-
-def _asking() -> FrameType:
-    # The frame that asks for a truth value, around the modes of torch.
-    frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
-    while frame.f_code.co_name == "__torch_function__" and frame.f_back is not None:
-        frame = frame.f_back
-    return frame
 
 
 def _branch_at(frame: FrameType) -> _Branch | None:

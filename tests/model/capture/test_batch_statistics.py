@@ -152,3 +152,60 @@ def test_norms_over_the_batch_are_those_of_micro_batches() -> None:
     """As in every pipeline, and as the limits say."""
     model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
     assert len(gp.capture(model, batch()[0].float()).ops) == 2
+
+
+class Returning(nn.Module):
+    """Returns a value that mixes samples beside one that does not."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.kind, self.one, self.two = kind, nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        hidden = self.one(x)
+        y = self.two(hidden)
+        match self.kind:
+            case "similarities":
+                return {"y": y, "beside": hidden @ hidden.T}
+            case "mean":
+                return {"y": y, "beside": 0.5 * hidden.square().mean() + y.mean() / 3}
+            case "product of means":
+                return {"y": y, "beside": (hidden.mean(0) * y.mean()).sum()}
+            case "of a constant":
+                return {"y": y, "beside": (hidden.mean(0).detach() - hidden).square()}
+            case _:
+                return {"y": y, "beside": hidden.sum()}
+
+
+def of_both(output: dict[str, Tensor], target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output["y"], target) + 0.1 * output["beside"].mean()
+
+
+def of_one(output: dict[str, Tensor], target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output["y"], target)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.filterwarnings("ignore:.*mixes the samples")
+@pytest.mark.parametrize("kind", ["similarities", "product of means", "of a constant", "sum"])
+def test_a_loss_of_mixed_parts_is_refused_in_the_first_step_and_other_losses_are_not(kind: str) -> None:
+    """CLIP returns similarities of the samples of a micro-batch, and a loss may read only the embeddings."""
+    before = Returning(kind)
+    with pytest.raises(gp.InvalidInput, match=r"mixes the samples of a batch .*on which the loss depends"):
+        distance(before, [batch()], of_both)
+    assert distance(Returning(kind), [batch()] * 2, of_one) < 1e-12
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.filterwarnings("ignore:.*mixes the samples")
+def test_a_mean_that_the_model_computes_as_its_loss_is_trained() -> None:
+    assert distance(Returning("mean"), [batch()] * 2, of_both) < 1e-12
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.filterwarnings("ignore:.*mixes the samples")
+@pytest.mark.parametrize("name", MIXES)
+def test_what_is_computed_from_mixed_parts_is_refused(name: str) -> None:
+    with pytest.raises(gp.InvalidInput, match="on which the loss depends"):
+        distance(InRoot(MIXES[name]), [batch()], nn.functional.cross_entropy)
