@@ -117,4 +117,4 @@ def _sums(changes: Iterable[Change]) -> Iterator[tuple[float, float]]:
     total = 0.0
     for seconds, together in groupby(sorted(changes), key=itemgetter(0)):
         total += sum(change for _, change in together)
-        yield seconds, total
+        yield seconds, max(0.0, total)  # Rounding may leave less than nothing, which a trace file refuses.

@@ -86,4 +86,4 @@ def test_a_folder_that_cannot_be_written_is_named(run: Run, tmp_path: Path, monk
     Path("examples").write_text("a file")
     ran = run("demo")
     assert (ran.code, ran.out) == (2, "")
-    assert "examples: cannot be written: File exists. Start the demo in a folder" in ran.err
+    assert "examples: cannot be written: File exists. Name a folder" in ran.err

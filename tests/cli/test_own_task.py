@@ -115,9 +115,10 @@ def test_a_task_may_bring_the_graph_that_it_captured_with_options(run: Run, conf
     assert run("train", config, "train.steps=1", "--json").code == 0
     (metrics,) = Path("runs").glob("*/metrics.jsonl")
     task = load_task("tiny.py:task", ".", 0)
+    assert task.epoch is not None
     inputs, targets = next(iter(task.epoch(0, 16, 0)))
     assert isinstance(inputs, dict)
-    expected = torch.nn.functional.mse_loss(task.module(inputs["patches"].flatten(0, 1)), targets)
+    expected = torch.nn.functional.mse_loss(task.model(inputs["patches"].flatten(0, 1)), targets)
     assert json.loads(metrics.read_text().splitlines()[0])["loss"] == pytest.approx(expected.item(), rel=1e-5)
 
 

@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -68,6 +69,10 @@ def cached_capture(
     if entry and made.graph.origin and made.graph.origin.method == "export":
         with suppress(OSError, InvalidInput):  # a folder that cannot be written only costs time
             write_entry(made, entry)
+            if fused_attention and not made.graph.origin.fused_attention:  # It is the same without: no attention drops.
+                other = _entry(module, example_inputs, folder, replace(origin, fused_attention=False))
+                if other and not other.exists():
+                    write_entry(made, other)
             keep_newest(entry.parent, MOST_ENTRIES)
     return made
 

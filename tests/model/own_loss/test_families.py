@@ -28,8 +28,13 @@ CORE = (
 )
 """Some of each kind. `make bench-families` tries all."""
 EXACT = 1e-5
+MEASURED = pytest.mark.skipif(
+    not __version__.startswith("5.23."), reason="the table of families is of transformers 5.23"
+)
+"""Other versions cut some families elsewhere, or build them from other configurations."""
 
 
+@MEASURED
 @pytest.mark.parametrize("name", CORE)
 def test_every_layer_is_an_operator_of_its_own(name: str) -> None:
     found = measure(name)
@@ -42,6 +47,7 @@ def test_every_layer_is_an_operator_of_its_own(name: str) -> None:
     assert found["loss"] == OWN
 
 
+@MEASURED
 @pytest.mark.parametrize("name", ["gemma2", "mixtral", "roberta", "whisper", "segformer", "clip", "llava"])
 def test_an_ordinary_capture_cuts_between_all_layers_too(name: str) -> None:
     model, example = build_family(name)

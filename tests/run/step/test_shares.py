@@ -14,24 +14,26 @@ import graphpipe as gp
 from graphpipe.run.stage.shares.batch_share import BatchShare
 
 pytestmark = pytest.mark.timeout(120)
-EXACT = {"rtol": 0.0, "atol": 0.0}
-ROUNDED = {"rtol": 1e-5, "atol": 1e-6}
+EXACT = (0.0, 0.0)
+ROUNDED = (1e-5, 1e-6)
+"""Relative and absolute differences."""
 
 
-def assert_alike(found: dict[str, Any], expected: dict[str, Any], **within: float) -> None:
-    torch.testing.assert_close(torch.tensor(found["losses"]), torch.tensor(expected["losses"]), **within)
+def assert_alike(found: dict[str, Any], expected: dict[str, Any], within: tuple[float, float]) -> None:
+    rtol, atol = within
+    torch.testing.assert_close(torch.tensor(found["losses"]), torch.tensor(expected["losses"]), rtol=rtol, atol=atol)
     assert found["evaluated"] == pytest.approx(expected["evaluated"], rel=1e-5)
     for name in ("outputs", "targets"):
-        torch.testing.assert_close(found[name], expected[name], **within)
+        torch.testing.assert_close(found[name], expected[name], rtol=rtol, atol=atol)
     for name, gradient in found["gradients"].items():
-        torch.testing.assert_close(gradient, expected["gradients"][name], **within, msg=name)
+        torch.testing.assert_close(gradient, expected["gradients"][name], rtol=rtol, atol=atol, msg=name)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("cut", [cut for cut in STAGES if cut != "whole"])
 def test_one_rank_needs_everything(cut: str, loss: str) -> None:
     found, whole = train(cut, loss, True), train(cut, loss, False)
-    assert_alike(found, whole, **EXACT)
+    assert_alike(found, whole, EXACT)
     assert found["inputs"] == {name: [*range(BATCH)] for name in ("x", "tokens")}
     assert found["rows"] == [*range(BATCH)]
     assert len(found["targets"]) == SAMPLES
@@ -41,7 +43,7 @@ def test_one_rank_needs_everything(cut: str, loss: str) -> None:
 def test_towers_and_a_head_on_ranks_of_their_own(loss: str, tmp_path: Path) -> None:
     found, whole = values(run_ranks(train, 4, tmp_path, "four", loss, True)), train("four", loss, False)
     for rank in found:
-        assert_alike(rank, whole, **ROUNDED)
+        assert_alike(rank, whole, ROUNDED)
     everything = [*range(BATCH)]
     assert [rank["inputs"] for rank in found] == [{"x": everything}, {}, {"tokens": everything}, {}]
     assert [rank["rows"] for rank in found] == [[], [], [], everything]
@@ -52,7 +54,7 @@ def test_replicas_read_their_own_rows_and_weigh_their_losses_together(loss: str,
     found = values(run_ranks(train, 4, tmp_path / "shares", "replicas", loss, True))
     whole = values(run_ranks(train, 4, tmp_path / "whole", "replicas", loss, False))
     for rank, same in zip(found, whole, strict=True):
-        assert_alike(rank, same, **ROUNDED)
+        assert_alike(rank, same, ROUNDED)
     assert found[0]["inputs"] == {"x": [0, 1, 4, 5, 8, 9]}
     assert found[3]["inputs"] == {"tokens": [3, 4, 5, 9, 10, 11]}
     assert found[3]["rows"] == [3, 4, 5, 9, 10, 11]
@@ -62,7 +64,7 @@ def test_without_a_flush_a_rank_with_the_loss_needs_the_targets_that_weigh_it(tm
     found = values(run_ranks(train, 4, tmp_path / "shares", "replicas", "ignored", True, "stash"))
     whole = values(run_ranks(train, 4, tmp_path / "whole", "replicas", "ignored", False, "stash"))
     for rank, same in zip(found, whole, strict=True):
-        assert_alike(rank, same, **ROUNDED)
+        assert_alike(rank, same, ROUNDED)
     assert found[2]["inputs"] == {"tokens": [0, 1, 2, 6, 7, 8]}
     assert found[2]["rows"] == [*range(BATCH)]
 

@@ -11,6 +11,7 @@ from run_plans import hand_split, plan_of
 from torch import Tensor, nn
 
 import graphpipe as gp
+from graphpipe.plans.stage import WeightPolicy
 from graphpipe.run.stage.shares.batch_share import BatchShare
 from graphpipe.schedule.segments.planned_versions import with_policy
 
@@ -29,7 +30,7 @@ LOSSES = {
 """Losses whose means are weighed in every way that there is."""
 
 
-def pipeline_of(cut: str, loss: str, policy: str = "flush") -> gp.Pipeline:
+def pipeline_of(cut: str, loss: str, policy: WeightPolicy = "flush") -> gp.Pipeline:
     """Return a pipeline of `fan`."""
     model, (inputs, _) = fan(norm=cut != "replicas"), fan_batch()  # a norm of two samples enlarges rounding
     plan = plan_of(model, inputs, STAGES[cut], BATCH)
@@ -46,7 +47,7 @@ def share_of(pipeline: gp.Pipeline, step: int, samples: int = BATCH) -> BatchSha
     return pipeline.needs(samples).cut([100 * step + row for row in range(samples)], inputs, targets)
 
 
-def train(cut: str, loss: str, shares: bool, policy: str = "flush") -> dict[str, Any]:
+def train(cut: str, loss: str, shares: bool, policy: WeightPolicy = "flush") -> dict[str, Any]:
     """Train and evaluate with whole mini-batches or with shares."""
     with pipeline_of(cut, loss, policy) as pipeline:
         batches = [share_of(pipeline, step) if shares else fan_batch(seed=step) for step in range(STEPS)]
