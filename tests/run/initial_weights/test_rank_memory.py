@@ -15,4 +15,4 @@ def test_a_rank_holds_its_share(tmp_path: Path) -> None:
         assert 0.9 < found["steady"] <= 1.1
         assert found["start"] <= 0.5
         assert found["saving"] <= 1.3
-        assert found["loading"] <= 1.5
+        assert found["loading"] <= 1.3
