@@ -7,7 +7,7 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import get_args
+from typing import Any, get_args
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -34,10 +34,21 @@ DOCS = Path(__file__).parent
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Add a page for each planner to the navigation, after their overview."""
     pages = [{name: f"planners/{name}.md"} for name in PLANNERS]
-    for section in config.nav or []:
-        if "Planners" in section:
-            section["Planners"] += pages
+    planners = _section(config.nav or [], "Planners")
+    assert planners is not None, "the navigation lacks the planners"
+    planners.extend(pages)
     return config
+
+
+def _section(entries: list[Any], title: str) -> list[Any] | None:
+    """Return the pages of a section of the navigation, which may be inside another one."""
+    for entry in entries:
+        for name, pages in entry.items() if isinstance(entry, dict) else ():
+            if name == title:
+                return pages
+            if isinstance(pages, list) and (found := _section(pages, title)) is not None:
+                return found
+    return None
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
