@@ -27,7 +27,7 @@ def region_program(called: Submodules, captured: Captured, ops: Collection[str])
     others = [node for op, nodes in captured.nodes.items() if op not in ops for node in nodes]
     read = {value for node in others for value in captured.values.read_by(node) if value in home}
     sent = sorted(read, key=lambda value: value.name)
-    graph, model_inputs, received = stage_graph(captured, mine, sent, {}, {})
+    graph, model_inputs, received = stage_graph(captured, mine, sent, {})
     return ModuleStage(
         module=stage_module(called, captured, graph),
         model_inputs=tuple(model_inputs),

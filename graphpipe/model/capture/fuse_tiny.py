@@ -81,9 +81,6 @@ class _Links:
                 stack.append(other)
         return found
 
-    def checks(self, group: int) -> bool:
-        return any("checks" in node.meta for node in self.members[group])
-
     def holds_output(self, group: int) -> bool:
         return any(node.op == "output" for node in self.members[group])
 
@@ -107,7 +104,7 @@ def _link(groups: Groups, reads: Reads) -> _Links:
 def _partner(number: int, links: _Links, whole: Mapping[int, bool]) -> int | None:
     # The group that a tiny group joins; None if it stays separate.
     before, after = links.before[number], links.after[number]
-    if before and links.checks(number) and not after and whole[max(before)] == whole[number]:
+    if before and not after and not links.holds_output(number) and whole[max(before)] == whole[number]:
         return max(before)
     for producer in sorted(before, reverse=True):
         if links.after[producer] != {number} or whole[producer] != whole[number]:

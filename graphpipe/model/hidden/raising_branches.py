@@ -7,8 +7,7 @@ the question again in every step, and raises the forward's error if the answer i
 import ast
 import linecache
 import sys
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from traceback import walk_tb
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
+from torch.overrides import TorchFunctionMode
 
 from graphpipe.errors import InvalidInput
 from graphpipe.model.torch_private import is_data_dependent
@@ -78,23 +78,27 @@ class _Known:
     message: str
 
 
-class _Questions:
+class _Questions(TorchFunctionMode):
     # Answers questions for truth values that depend on values. The first ones have known answers. The next one is tried
     # with an answer, and none is answered after it.
 
     def __init__(self, known: Sequence[_Known], tried: bool) -> None:
+        super().__init__()
         self.known = known
         self.tried = tried
         self.count = 0
         self.branch: _Branch | None = None
         """That of the question that is tried."""
 
-    def answer(self, tensor: Tensor) -> bool:
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is not Tensor.__bool__:
+            return func(*args, **(kwargs or {}))
         try:
-            return _TRUTH(tensor)
+            return func(*args)
         except Exception as error:
-            asking = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
-            branch = _branch_at(asking) if is_data_dependent(error) else None
+            branch = _branch_at(_asking()) if is_data_dependent(error) else None
             if branch is None or self.branch is not None:
                 raise
         self.count += 1
@@ -102,27 +106,9 @@ class _Questions:
             self.branch = branch
             return self.tried
         known = self.known[self.count - 1]
-        truth = tensor.bool().reshape(())
+        truth = args[0].bool().reshape(())
         ASSERTION(truth if known.answer else truth.logical_not(), known.message)
         return known.answer
-
-
-_TRUTH = Tensor.__bool__
-
-
-@contextmanager
-def _answering(questions: _Questions) -> Generator[None]:
-    # A mode for functions would run at every function and attribute of a trace.
-    kind: Any = Tensor
-
-    def answer(tensor: Tensor) -> bool:
-        return questions.answer(tensor)
-
-    kind.__bool__ = answer
-    try:
-        yield
-    finally:
-        del kind.__bool__
 
 
 def following_checks(trace: Callable[[], ExportedProgram]) -> ExportedProgram:
@@ -139,7 +125,7 @@ def following_checks(trace: Callable[[], ExportedProgram]) -> ExportedProgram:
     while True:
         questions = _Questions(known, tried)
         try:
-            with _answering(questions):
+            with questions:
                 found = trace()
         except Exception as error:
             if questions.branch is None:
@@ -154,6 +140,14 @@ def following_checks(trace: Callable[[], ExportedProgram]) -> ExportedProgram:
         if not tried:
             return trace()  # which raises torch's error for a branch that is no check
         tried = False
+
+
+def _asking() -> FrameType:
+    # The frame that asks for a truth value, around the modes of torch.
+    frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+    while frame.f_code.co_name == "__torch_function__" and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
 
 def _branch_at(frame: FrameType) -> _Branch | None:

@@ -3,16 +3,15 @@
 Torch reads its lengths on the host. While a forward is traced, an operator of our own stands for it.
 """
 
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import ctc_loss
+from torch.overrides import TorchFunctionMode
 
-_REDUCTIONS = ("none", "mean", "sum")
-"""By the numbers that torch gives them."""
-_LOSS = torch.ctc_loss
+_NAMES = ("log_probs", "targets", "input_lengths", "target_lengths", "blank", "reduction", "zero_infinity")
 
 
 @torch.library.custom_op("graphpipe::ctc", mutates_args=())
@@ -26,8 +25,7 @@ def ctc(
     zero_infinity: bool,
 ) -> Tensor:
     """Return the CTC loss, with the arguments of `torch.nn.functional.ctc_loss`."""
-    number = _REDUCTIONS.index(reduction)
-    return _LOSS(scores, targets, input_lengths, target_lengths, blank, number, zero_infinity).clone()
+    return ctc_loss(scores, targets, input_lengths, target_lengths, blank, reduction, zero_infinity).clone()
 
 
 @ctc.register_fake
@@ -50,37 +48,26 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    scores, targets, lengths, target_lengths = ctx.saved_tensors
+    scores, *others = ctx.saved_tensors
     with torch.enable_grad():
         again = scores.detach().requires_grad_()
-        blank, reduction, zero_infinity = ctx.rest
-        loss = _LOSS(again, targets, lengths, target_lengths, blank, _REDUCTIONS.index(reduction), zero_infinity)
+        loss = ctc_loss(again, *others, *ctx.rest)
         (found,) = torch.autograd.grad(loss, again, gradient)
-    return (found, *[None] * 6)
+    return (found, *(None for _ in (*others, *ctx.rest)))
 
 
 ctc.register_autograd(_backward, setup_context=_keep)
 
 
-@contextmanager
-def traced_losses() -> Generator[None]:
-    """While inside, such a loss is one operator."""
+class TracedLosses(TorchFunctionMode):
+    """While inside, such a loss is traced as one operator."""
 
-    def as_one(
-        scores: Tensor,
-        targets: Tensor,
-        lengths: Any,
-        others: Any,
-        blank: int = 0,
-        reduction: int = 1,
-        zero: bool = False,
-    ) -> Tensor:
-        if not isinstance(lengths, Tensor) or not isinstance(others, Tensor):
-            return _LOSS(scores, targets, lengths, others, blank, reduction, zero)
-        return ctc(scores, targets, lengths, others, blank, _REDUCTIONS[reduction], zero)
-
-    torch.ctc_loss = as_one
-    try:
-        yield
-    finally:
-        torch.ctc_loss = _LOSS
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run a function, or the operator that stands for it."""
+        given = {**dict(zip(_NAMES, args, strict=False)), **(kwargs or {})}
+        if func is not ctc_loss or not all(isinstance(given[name], Tensor) for name in _NAMES[:4]):
+            return func(*args, **(kwargs or {}))
+        options = given.get("blank", 0), given.get("reduction", "mean"), given.get("zero_infinity", False)
+        return ctc(*(given[name] for name in _NAMES[:4]), *options)

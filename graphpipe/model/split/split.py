@@ -9,7 +9,6 @@ from torch import Tensor, fx, nn
 from graphpipe.costs import regions
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph, ParameterSlice, parameter_of
-from graphpipe.model.capture.batch_statistics import mixed_outputs
 from graphpipe.model.capture.build_ops import tensor_names
 from graphpipe.model.capture.capture import Captured, capture_again
 from graphpipe.model.capture.changed_weights import check_not_recomputed
@@ -161,9 +160,7 @@ def _build(
     sends = {at: specs(crossing.get(key, ())) for key, at in edges.items() if key[0] == stage}
     sent = list(dict.fromkeys(value for key, values in crossing.items() if key[0] == stage for value in values))
     mine = [node for node in captured.module_graph.graph.nodes if where.get(node) == stage]
-    ends = any(node.op == "output" for node in mine)
-    mixed = _mixed_outputs(captured, plan, where) if ends else {}
-    graph, model_inputs, received = stage_graph(captured, mine, sent, _region_of(captured, planned), mixed)
+    graph, model_inputs, received = stage_graph(captured, mine, sent, _region_of(captured, plan.stages[stage]))
     inner = stage_module(submodules, captured, graph)
     outputs = [node for node in mine if node.op == "output"]
     return ModuleStage(
@@ -180,14 +177,6 @@ def _build(
         in_evaluation=captured.module_graph.in_evaluation,
         output_dtypes=tuple(_dtype(captured, leaf) for node in outputs for leaf in _leaves(node)),
     )
-
-
-def _mixed_outputs(captured: Captured, plan: Plan, where: Mapping[fx.Node, int]) -> dict[int, tuple[str, str]]:
-    # The leaves of the output in which samples are mixed by stages that get parts of the mini-batch.
-    whole = {at for at, stage in enumerate(plan.stages) if stage.micro_batch == plan.batch_size and stage.degree == 1}
-    if len(whole) == len(plan.stages):
-        return {}
-    return mixed_outputs(captured.module_graph.graph.nodes, captured.readings, lambda node: where.get(node) in whole)
 
 
 def _region_of(captured: Captured, stage: Stage) -> dict[fx.Node, str]:

@@ -1,12 +1,10 @@
 """The graph of one stage, cut out of a captured model, and the module that runs it."""
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import fx, nn
 
-from graphpipe.model.capture.batch_statistics import without_gradient
 from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture.crossing_values import duplicated_inputs, is_anchor
 from graphpipe.model.capture.module_graph.module_graph import TRAINING, mode_dropout
@@ -21,18 +19,13 @@ _EMPTY = fx.GraphModule({}, fx.Graph())
 
 
 def stage_graph(
-    captured: Captured,
-    mine: list[fx.Node],
-    sent: list[fx.Node],
-    region_of: Mapping[fx.Node, str],
-    mixed: Mapping[int, tuple[str, str]],
+    captured: Captured, mine: list[fx.Node], sent: list[fx.Node], region_of: Mapping[fx.Node, str]
 ) -> tuple[fx.Graph, list[str], list[fx.Node]]:
     """Return the graph of the stage that computes the nodes `mine`, its model inputs, and the values it receives.
 
     Its placeholders are the model inputs by name, then the received values sorted by name. It returns the values `sent`
     and the leaves of the model's output, which are empty unless the output node is in `mine`. Sample count and device
-    come from its first placeholder, so that they are never sent. The region of a node is in its `meta`. No gradient may
-    reach the leaves `mixed` of the output, in which samples of a part of the mini-batch are mixed.
+    come from its first placeholder, so that they are never sent. The region of a node is in its `meta`.
     """
     module_graph = captured.module_graph
     duplicated = duplicated_inputs(mine, captured.values.duplicated)
@@ -49,11 +42,7 @@ def stage_graph(
     results: object = ()
     for node in module_graph.graph.nodes:
         if node.op == "output" and node in inside:
-            leaves = cast(Sequence[Any], fx.map_arg(node.args[0], lambda other: env[other]))
-            results = tuple(
-                graph.call_function(without_gradient, (each, *mixed[at])) if at in mixed else each
-                for at, each in enumerate(leaves)
-            )
+            results = fx.map_arg(node.args[0], lambda other: env[other])
         elif node in inside and node not in env:
             env[node] = (
                 graph.call_function(node.target, (anchor,))

@@ -20,7 +20,7 @@ from graphpipe.model.capture.module_graph.opaque_modules import followed_modules
 from graphpipe.model.capture.module_graph.plain_writes import replace_plain_writes
 from graphpipe.model.capture.module_graph.translation import Translation, owner_of
 from graphpipe.model.hidden.raising_branches import following_checks
-from graphpipe.model.hidden.untraced_losses import traced_losses
+from graphpipe.model.hidden.untraced_losses import TracedLosses
 from graphpipe.model.quiet import quiet_export
 from graphpipe.model.sample_rows import SampleLoops
 from graphpipe.model.torch_private import is_mutable, numbers_kept
@@ -75,7 +75,7 @@ def exported_graph(
         Exception: any error of torch.export.
     """
     with recording(fake, paths, runs) as calls, loops, broadcast_masks(), numbers_kept(fake), quiet_export():
-        with effects_refused(fake, followed_modules(fake, paths)), traced_losses():
+        with effects_refused(fake, followed_modules(fake, paths)), TracedLosses():
             program = following_checks(partial(_export, fake, inputs))
         detach_blocks(program)
         for module in _graphs(program):
