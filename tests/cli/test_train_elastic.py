@@ -31,7 +31,7 @@ LATE = """
 
 def late_accuracy(outputs, targets):
     import pathlib, signal
-    if os.environ.get("RANK") == "1" and not (dead := pathlib.Path("dead")).exists():
+    if os.environ.get("RANK") == "0" and not (dead := pathlib.Path("dead")).exists():
         dead.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return accuracy(outputs, targets)
@@ -41,7 +41,7 @@ def late_task():
     import dataclasses
     return dataclasses.replace(task(), accuracy=late_accuracy)
 """
-"""Rank 1 is killed while the model is evaluated."""
+"""Rank 0 is killed while it computes the accuracy, which the others wait for."""
 PATIENT = """
 
 def patient_task():
