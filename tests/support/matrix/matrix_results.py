@@ -37,6 +37,8 @@ class RowResult:
     skipped: int = 0
     seconds: float = 0.0
     failures: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    """Tests that were skipped."""
     reasons: tuple[tuple[str, int], ...] = ()
     """Why tests were skipped, with the number of tests."""
 
@@ -54,16 +56,19 @@ class RowResult:
 def read_junit(path: Path) -> dict[str, Any]:
     """Return the counts, failures and reasons of a run of pytest, as fields of `RowResult`."""
     failures: list[str] = []
+    left_out: list[str] = []
     reasons: Counter[str] = Counter()
     cases, seconds = 0, 0.0
     for suite in ElementTree.parse(path).getroot().iter("testsuite"):
         seconds += float(suite.get("time", 0.0))
         for case in suite.iter("testcase"):
             cases += 1
+            name = f"{case.get('classname')}::{case.get('name')}"
             skipped = case.find("skipped")
             if case.find("failure") is not None or case.find("error") is not None:
-                failures.append(f"{case.get('classname')}::{case.get('name')}")
+                failures.append(name)
             elif skipped is not None:
+                left_out.append(name)
                 reasons[skipped.get("message", "")] += 1
     return {
         "passed": cases - len(failures) - reasons.total(),
@@ -71,6 +76,7 @@ def read_junit(path: Path) -> dict[str, Any]:
         "skipped": reasons.total(),
         "seconds": round(seconds, 1),
         "failures": tuple(failures),
+        "left_out": tuple(left_out),
         "reasons": tuple(reasons.most_common()),
     }
 

@@ -86,13 +86,17 @@ def run_again(row: Row, folder: Path, *, keep: bool) -> RowResult:
     if not before.failures:
         return before
     now = run_row(row, folder, before.failed_files, keep=keep)
-    mended = before.failed - now.failed
+    skipped = len({*before.failures} & {*now.left_out})
+    mended = before.failed - now.failed - skipped
+    known = [reason for reason, _ in before.reasons]
     return replace(
         before,
         date=now.date,
         missing=now.missing,
         passed=before.passed + mended,
         failed=now.failed,
+        skipped=before.skipped + skipped,
+        reasons=(*before.reasons, *(each for each in now.reasons if each[0] not in known)),
         failures=now.failures,
         mended=before.mended + mended,
     )
