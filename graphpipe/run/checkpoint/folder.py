@@ -73,6 +73,23 @@ def newest_valid(folder: Path, verify: Callable[[Path], Manifest] = verify_files
     )
 
 
+def find_checkpoint(place: Path, verify: Callable[[Path], Manifest] = verify_files) -> ValidCheckpoint:
+    """Return the checkpoint at a place, or the newest valid one of a folder of checkpoints or of a run's folder.
+
+    Args:
+        place: the checkpoint or the folder.
+        verify: as for `newest_valid`.
+
+    Raises:
+        InvalidInput: there is no checkpoint.
+        CheckpointCorrupt: the checkpoint is damaged, or all of the folder are.
+    """
+    folder = place / CHECKPOINTS if (place / CHECKPOINTS).is_dir() else place
+    if (folder / MANIFEST).exists():
+        return ValidCheckpoint(folder, verify(folder), ())
+    return newest_valid(folder, verify)
+
+
 def newest_resumable(folder: Path) -> Path:
     """Return the newest checkpoint that training can resume from, and rename the damaged ones that are newer.
 

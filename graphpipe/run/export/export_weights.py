@@ -5,9 +5,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from graphpipe.run.checkpoint.folder import CHECKPOINTS, newest_valid
-from graphpipe.run.checkpoint.manifest import MANIFEST
-from graphpipe.run.checkpoint.verify import verify_files
+from graphpipe.run.checkpoint.folder import find_checkpoint
 from graphpipe.run.comm.collective_calls import unusable_file
 from graphpipe.run.export.save_model import TRANSFORMERS_CONFIG
 from graphpipe.run.export.write_model import write_model_file, write_model_folder
@@ -30,14 +28,13 @@ def export_weights(source: str | Path, output: str | Path) -> Path:
         InvalidInput: there is no checkpoint, or the file cannot be written.
         CheckpointCorrupt: the checkpoint is damaged, or all checkpoints of the folder are.
     """
-    checkpoint, place = _checkpoint(source), Path(output)
-    verify_files(checkpoint)
+    place, reader = Path(output), _reader(source)
     if place.suffix == ".safetensors":
-        write_model_file(CheckpointReader(checkpoint), place)
+        write_model_file(reader, place)
     else:
-        write_model_folder(CheckpointReader(checkpoint), place)
+        write_model_folder(reader, place)
         _copy_config(Path(source), place)
-    return checkpoint
+    return reader.path
 
 
 def checkpoint_tensors(source: str | Path) -> tuple[Path, dict[str, Tensor]]:
@@ -50,10 +47,8 @@ def checkpoint_tensors(source: str | Path) -> tuple[Path, dict[str, Tensor]]:
         InvalidInput: there is no checkpoint.
         CheckpointCorrupt: the checkpoint is damaged, or all checkpoints of the folder are.
     """
-    checkpoint = _checkpoint(source)
-    verify_files(checkpoint)
-    reader = CheckpointReader(checkpoint)
-    return checkpoint, {name: reader.read(name, None) for name in sorted(reader.names)}
+    reader = _reader(source)
+    return reader.path, {name: reader.read(name, None) for name in sorted(reader.names)}
 
 
 def _copy_config(run: Path, folder: Path) -> None:
@@ -65,8 +60,6 @@ def _copy_config(run: Path, folder: Path) -> None:
             raise unusable_file(error) from None
 
 
-def _checkpoint(source: str | Path) -> Path:
-    place = Path(source)
-    if (place / CHECKPOINTS).is_dir():
-        place = place / CHECKPOINTS
-    return place if (place / MANIFEST).exists() else newest_valid(place).path
+def _reader(source: str | Path) -> CheckpointReader:
+    # All bytes are compared with their hashes, once: the weights leave the care of the checkpoint here.
+    return CheckpointReader(find_checkpoint(Path(source)).path)

@@ -54,7 +54,7 @@ def save_model(pipeline: Pipeline, file: str | Path, folder: str | Path, *, shar
         aliases = model.aliases if world.rank == 0 else {}
         Manifest(files=files, tensors=tensors, aliases=aliases).save(parts / f"written-{world.rank:02}.json")
 
-    def finish() -> str:
+    def finish() -> None:
         lists = [parts / f"written-{rank:02}.json" for rank in range(world.size)]
         if world.rank == 0:
             Manifest.union(Manifest.load(path) for path in lists).save(parts / MANIFEST)
@@ -66,7 +66,6 @@ def save_model(pipeline: Pipeline, file: str | Path, folder: str | Path, *, shar
                 save_transformers_config(state.model, Path(folder) / "config.json")
             save_transformers_config(state.model, Path(file).with_name(TRANSFORMERS_CONFIG))
             shutil.rmtree(parts, ignore_errors=True)
-        return str(file)
 
     collective_call(world, begin, slow=True)
     collective_call(world, write, slow=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from graphpipe.errors import CheckpointCorrupt
 from graphpipe.graph import ParameterSlice, parameter_of
-from graphpipe.run.checkpoint.folder import newest_valid
+from graphpipe.run.checkpoint.folder import find_checkpoint
 from graphpipe.run.checkpoint.manifest import MANIFEST, Manifest, regular_file_size
 from graphpipe.run.checkpoint.recut_tensors import read_parameters, whole_forms
 
@@ -31,12 +31,8 @@ class CheckpointReader:
     """
 
     def __init__(self, path: Path) -> None:
-        folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-        if (folder / MANIFEST).exists():
-            self.path, self._manifest = folder, _verify_sizes(folder)
-        else:
-            newest = newest_valid(folder, _verify_sizes)
-            self.path, self._manifest = newest.path, newest.manifest
+        checkpoint = find_checkpoint(path, _verify_sizes)
+        self.path, self._manifest = checkpoint.path, checkpoint.manifest
         forms = {name: (entry.dtype, entry.shape) for name, entry in self._manifest.tensors.items()}
         self._forms = whole_forms(forms)
 
