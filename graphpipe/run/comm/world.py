@@ -174,29 +174,27 @@ class World:
             self.close()
             return
         self._say_goodbye(failed=True)
-        aborted = abort_groups({id(group): group for group in self._device_groups()}.values())
+        aborted = abort_groups(self._device_groups())
         self._destroy([*self._control_groups(), *(self._device_groups() if aborted else [])], everything=aborted)
 
     def abort(self) -> None:
         """End all pending messages of the devices, from another thread. Whoever waits for them gets an error."""
-        abort_groups({id(group): group for group in self._device_groups()}.values())
+        abort_groups(self._device_groups())
 
     def _say_goodbye(self, *, failed: bool) -> None:
         while self.at_close:
             self.at_close.pop()(failed)
 
     def _control_groups(self) -> list[dist.ProcessGroup]:
-        given = [self.control, *(self.control_groups.all if self.control_groups else [])]
-        return [group for group in given if group is not None]
+        return _once([self.control, *(self.control_groups.all if self.control_groups else [])])
 
     def _device_groups(self) -> list[dist.ProcessGroup]:
         own = [group for ranks, group in self.groups.items() if self.rank in ranks]
-        given = [*own, self.everyone, *(self.p2p_groups.all if self.p2p_groups else [])]
-        return [group for group in given if group is not None]
+        return _once([*own, self.everyone, *(self.p2p_groups.all if self.p2p_groups else [])])
 
-    def _destroy(self, groups: Sequence[dist.ProcessGroup | None], *, everything: bool = True) -> None:
+    def _destroy(self, groups: Sequence[dist.ProcessGroup], *, everything: bool = True) -> None:
         if dist.is_initialized():
-            for group in {id(group): group for group in groups if group is not None}.values():
+            for group in _once(groups):
                 dist.destroy_process_group(group)
             if self.initialised_here and everything:
                 dist.destroy_process_group()
@@ -267,6 +265,11 @@ def join(device: torch.device | str | None, timeout_seconds: float, alone: bool 
         group = _new_group(everyone, timeout, CPU.backend)
         world.life = P2PGroups(rank=world.rank, up=group, down=group)
     return world
+
+
+def _once(groups: Iterable[dist.ProcessGroup | None]) -> list[dist.ProcessGroup]:
+    # A group may serve several purposes.
+    return [*{id(group): group for group in groups if group is not None}.values()]
 
 
 def _new_group(ranks: list[int], timeout: timedelta, backend: str, options: object = None) -> dist.ProcessGroup:

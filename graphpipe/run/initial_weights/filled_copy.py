@@ -6,7 +6,7 @@ from torch import nn
 
 from graphpipe.run.device.tensor_memory import give_memory
 from graphpipe.run.initial_weights.init_weights import InitWeights
-from graphpipe.run.initial_weights.own_tensors import named_tensors, names_of, saved_ids
+from graphpipe.run.initial_weights.own_tensors import all_tensors, named_tensors, names_of, saved_ids
 from graphpipe.run.initial_weights.weight_source import OwnTensor, WeightRequest, WeightSource
 
 
@@ -28,13 +28,13 @@ def filled_copy(model: nn.Module, source: WeightSource | None, seed: int) -> nn.
     """
     made = copy.deepcopy(model)
     empty = {name for tensor, name in named_tensors(made) if tensor.is_meta}
-    for tensor in {id(tensor): tensor for tensor, _ in named_tensors(made)}.values():
+    for tensor in all_tensors(made):
         if tensor.is_meta:
             give_memory(tensor, [made])
     saved, names = saved_ids(made), names_of(made)
     own = [
         OwnTensor(names=names[id(tensor)], tensor=tensor, whole=tensor, piece=None, saved=id(tensor) in saved)
-        for tensor in {id(tensor): tensor for tensor, _ in named_tensors(made)}.values()
+        for tensor in all_tensors(made)
     ]
     computed = [each for each in own if each.name in empty and (source is None or not each.saved)]
     InitWeights().fill(WeightRequest(model=made, wanted=computed, seed=seed))

@@ -1,6 +1,7 @@
 """Lets a rank hold the tensors of its own stages, with their initial values, and no others."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from torch import Tensor, nn
 
@@ -11,7 +12,7 @@ from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.comm.world import World
 from graphpipe.run.device.tensor_memory import give_memory, take_memory, was_freed
 from graphpipe.run.initial_weights.init_weights import InitWeights
-from graphpipe.run.initial_weights.own_tensors import named_tensors, own_tensors, stage_tensors
+from graphpipe.run.initial_weights.own_tensors import all_tensors, modules_of, named_tensors, own_tensors
 from graphpipe.run.initial_weights.weight_source import OwnTensor, WeightRequest, WeightSource
 from graphpipe.run.weights.parameter_slices import own_slices
 
@@ -63,7 +64,7 @@ def _fill(
     seed: int,
 ) -> list[OwnTensor]:
     # Returns the tensors, some of which other objects stand for now.
-    roots = [model, *(program.module for program in programs)]
+    roots = modules_of(model, programs)
     asked = [each for each in own if each.tensor.is_meta or (source is not None and each.saved)]
     for each in asked:
         if source is None and was_freed(each.tensor):
@@ -88,22 +89,18 @@ def _fill(
 
 def _with_memory(own: OwnTensor, roots: Sequence[nn.Module]) -> OwnTensor:
     tensor = give_memory(own.tensor, roots) if own.tensor.is_meta else own.tensor
-    whole = tensor if own.piece is None else own.whole
-    return OwnTensor(names=own.names, tensor=tensor, whole=whole, piece=own.piece, saved=own.saved)
+    return replace(own, tensor=tensor, whole=tensor if own.piece is None else own.whole)
 
 
 def _free_others(
     model: nn.Module, programs: Sequence[StageProgram], own: Sequence[OwnTensor], hosted: Collection[int]
 ) -> None:
-    roots = [model, *(program.module for program in programs)]
     for number in hosted:
         own_slices(programs[number])  # of layers that are split, whose whole is freed
     kept = {id(each.tensor) for each in own}
-    tensors = [tensor for tensor, _ in named_tensors(model)]
-    tensors += [tensor for program in programs for _, tensor in stage_tensors(program)]
-    for tensor in {id(tensor): tensor for tensor in tensors}.values():
+    for tensor in all_tensors(model, programs):
         if id(tensor) not in kept and not tensor.is_meta:
-            take_memory(tensor, roots)
+            take_memory(tensor, modules_of(model, programs))
 
 
 def _check_constants(model: nn.Module, programs: Sequence[StageProgram], hosted: set[int]) -> None:

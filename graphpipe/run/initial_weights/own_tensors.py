@@ -49,6 +49,18 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[Tensor, str]]:
         yield buffer, name
 
 
+def all_tensors(model: nn.Module, programs: Sequence[StageProgram] = ()) -> list[Tensor]:
+    """Return the parameters and buffers of a model and of its stages, each once."""
+    tensors = [tensor for tensor, _ in named_tensors(model)]
+    tensors += [tensor for program in programs for _, tensor in stage_tensors(program)]
+    return [*{id(tensor): tensor for tensor in tensors}.values()]
+
+
+def modules_of(model: nn.Module, programs: Sequence[StageProgram]) -> list[nn.Module]:
+    """Return the modules that may hold a tensor of a model: the model itself, and its stages."""
+    return [model, *(program.module for program in programs)]
+
+
 def names_of(model: nn.Module) -> dict[int, tuple[str, ...]]:
     """Return all names of each parameter and buffer, by identity."""
     names: dict[int, tuple[str, ...]] = {}

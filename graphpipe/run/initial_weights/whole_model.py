@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import nn
 
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.run.comm.broadcast import broadcast_tensors, state_tensors
 from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.comm.world import World
 from graphpipe.run.device.tensor_memory import give_memory
-from graphpipe.run.initial_weights.own_tensors import named_tensors, own_tensors, stage_tensors
+from graphpipe.run.initial_weights.own_tensors import all_tensors, modules_of, own_tensors
 
 
 def share_whole_model(
@@ -33,9 +33,6 @@ def share_whole_model(
 
 
 def _give_memory(model: nn.Module, programs: Sequence[StageProgram]) -> None:
-    roots = [model, *(program.module for program in programs)]
-    tensors: list[Tensor] = [tensor for tensor, _ in named_tensors(model)]
-    tensors += [tensor for program in programs for _, tensor in stage_tensors(program)]
-    for tensor in {id(tensor): tensor for tensor in tensors}.values():
+    for tensor in all_tensors(model, programs):
         if tensor.is_meta:
-            give_memory(tensor, roots)
+            give_memory(tensor, modules_of(model, programs))
