@@ -55,7 +55,7 @@ def scheduler_class(name: str) -> type[LRScheduler]:
             remedy="Return it from the task: Task(scheduler=lambda optimizer, steps: ...).",
         )
     if found.__name__ == "ReduceLROnPlateau":
-        remedy = "Choose another one: a training evaluates only at its end."
+        remedy = "Choose another one: a schedule goes on at each step, and a loss of held-out samples comes later."
         raise InvalidInput("ReduceLROnPlateau needs a loss to step", where="lr_schedule.name", remedy=remedy)
     return found
 

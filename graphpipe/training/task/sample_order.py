@@ -1,6 +1,5 @@
 """The order of samples in an epoch, which depends on the epoch and the seed alone."""
 
-import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
@@ -11,6 +10,7 @@ from torch.utils.data import Sampler
 from graphpipe.errors import InvalidInput
 from graphpipe.run.device.rng import derive_seed
 from graphpipe.training.task.seeded import seeded
+from graphpipe.training.task.user_function import why_not_called
 
 OrderFunction = Callable[[int, int], Iterable[int]]
 """(epoch from 0, seed) -> indices of the samples, in order."""
@@ -51,12 +51,8 @@ def check_sampler(sampler: object) -> None:
     what = "sampler must be a sampler of torch, or a function of (epoch, seed) that returns indices"
     if not callable(sampler):
         raise InvalidInput(f"{what}, not a {type(sampler).__name__}", where="Task")
-    try:
-        inspect.signature(sampler).bind("epoch", "seed")
-    except TypeError as error:
-        raise InvalidInput(f"{what}: {error}", where="Task") from None
-    except ValueError:  # The arguments of a function that is not written in Python are unknown.
-        return
+    if why := why_not_called(sampler, "epoch", "seed"):
+        raise InvalidInput(f"{what}: {why}", where="Task")
 
 
 def _of_torch(sampler: "Sampler[int]", epoch: int, seed: int) -> Iterable[int]:

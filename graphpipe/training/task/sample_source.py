@@ -142,12 +142,11 @@ class SampleSource:
                     )
                 found[TARGETS] = next(iter(parts.values())) if self.one_target else parts
             return found
-        if isinstance(collated, tuple | list) and len(cast("Sequence[object]", collated)) == 2:
+        if is_pair(collated):
             inputs, targets = cast("Sequence[Any]", collated)
             return {**self._inputs(inputs), TARGETS: targets}
-        size = f" of {len(cast('Sequence[object]', collated))}" if isinstance(collated, tuple | list) else ""
         raise InvalidInput(
-            f"found a {type(collated).__name__}{size}, must be a pair (inputs, targets), or a dict of both by name",
+            f"found a {with_size(collated)}, must be a pair (inputs, targets), or a dict of both by name",
             where=self._maker(),
             remedy="" if self.collate else "Give collate=, which makes inputs and targets from a list of samples.",
         )
@@ -166,6 +165,17 @@ class SampleSource:
             return given[name]
         columns = self.columns.get(name, ())
         return given.get(columns[0]) if len(columns) == 1 else None
+
+
+def is_pair(found: object) -> bool:
+    """Return whether something is a pair, as of inputs and targets."""
+    return isinstance(found, tuple | list) and len(cast("Sequence[object]", found)) == 2
+
+
+def with_size(found: object) -> str:
+    """Return what something is, for messages: `tuple of 3`, `Tensor`."""
+    size = f" of {len(cast('Sequence[object]', found))}" if isinstance(found, tuple | list | Mapping) else ""
+    return f"{type(found).__name__}{size}"
 
 
 def offers_columns(dataset: object) -> bool:

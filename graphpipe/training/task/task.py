@@ -1,6 +1,5 @@
 """The task: the model, data and loss that the user's own function gives to `graphpipe train`."""
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,11 +20,23 @@ from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.mini_batch import check_rows
 from graphpipe.run.weights.weight_update import OptimizerFactory
 from graphpipe.training.task.sample_order import OrderFunction, check_sampler
-from graphpipe.training.task.sample_source import Collate, SampleSource
-from graphpipe.training.task.user_function import call
+from graphpipe.training.task.sample_source import Collate, SampleSource, is_pair, with_size
+from graphpipe.training.task.user_function import call, why_not_called
 
 Batch = tuple[Inputs, Any]
 """Inputs and targets of some samples, as `Pipeline.step` takes them."""
+
+
+_FUNCTIONS = {
+    "loss_fn": ("outputs", "targets"),
+    "epoch": ("epoch", "batch_size", "seed"),
+    "collate": ("samples",),
+    "optimizer": ("parameters",),
+    "scheduler": ("optimizer", "steps"),
+    "accuracy": ("outputs", "targets"),
+    "metrics": ("outputs", "targets"),
+}
+"""The functions of a task, with their arguments. All but the loss may be missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,25 +110,15 @@ class Task:
             raise InvalidInput(f"module is {what}, must be an nn.Module", where="Task", remedy=remedy)
         if not isinstance(cast("object", self.graph), Graph | None):
             raise InvalidInput(f"graph is a {type(self.graph).__name__}, must be a graph of `capture`", where="Task")
-        _check_function("loss_fn", self.loss_fn, "outputs", "targets")
         if (self.epoch is None) == (self.dataset is None):
             what = "neither epoch nor dataset is given" if self.epoch is None else "epoch and dataset are both given"
             raise InvalidInput(what, where="Task", remedy="Give one of them.")
-        if self.epoch is not None:
-            _check_function("epoch", self.epoch, "epoch", "batch_size", "seed")
+        for name, arguments in _FUNCTIONS.items():
+            if name == "loss_fn" or getattr(self, name) is not None:
+                _check_function(name, getattr(self, name), *arguments)
         if self.dataset is not None:
             check_dataset(self.dataset, "dataset")
-        if self.collate is not None:
-            _check_function("collate", self.collate, "samples")
         check_sampler(self.sampler)
-        if self.optimizer is not None:
-            _check_function("optimizer", self.optimizer, "parameters")
-        if self.scheduler is not None:
-            _check_function("scheduler", self.scheduler, "optimizer", "steps")
-        if self.accuracy is not None:
-            _check_function("accuracy", self.accuracy, "outputs", "targets")
-        if self.metrics is not None:
-            _check_function("metrics", self.metrics, "outputs", "targets")
         if _holds_tensors(self.held_out):
             as_batch(self.held_out, "held_out")
         elif self.held_out is not None and not is_pair(self.held_out):
@@ -149,11 +150,6 @@ class Task:
                 f"'{unknown[0]}' is neither an input nor a target", where="columns", remedy=nearest(unknown[0], known)
             )
         return found
-
-
-def is_pair(found: object) -> bool:
-    """Return whether something is a pair, as of inputs and targets."""
-    return isinstance(found, tuple | list) and len(cast("Sequence[object]", found)) == 2
 
 
 def _holds_tensors(found: object) -> bool:
@@ -197,12 +193,11 @@ def as_batch(found: object, where: str) -> Batch:
     Raises:
         InvalidInput: it is not a pair.
     """
-    if isinstance(found, tuple | list) and len(cast("Sequence[object]", found)) == 2:
+    if is_pair(found):
         inputs, targets = cast("Sequence[Any]", found)
         return inputs, targets
-    size = f" of {len(cast('Sequence[object]', found))}" if isinstance(found, tuple | list | Mapping) else ""
     raise InvalidInput(
-        f"found a {type(found).__name__}{size}, must be a pair (inputs, targets)",
+        f"found a {with_size(found)}, must be a pair (inputs, targets)",
         where=where,
         remedy="Put several inputs into one dict by name, or one tuple: ({'image': image, 'text': text}, labels).",
     )
@@ -232,12 +227,8 @@ def _check_function(field: str, function: object, *arguments: str) -> None:
     what = f"must be a function of ({', '.join(arguments)})"
     if not callable(function):
         raise InvalidInput(f"{field} is a {type(function).__name__}, {what}", where="Task")
-    try:
-        inspect.signature(function).bind(*arguments)
-    except TypeError as error:
-        raise InvalidInput(f"{field} {what}: {error}", where="Task") from None
-    except ValueError:  # The arguments of a function that is not written in Python are unknown.
-        return
+    if why := why_not_called(function, *arguments):
+        raise InvalidInput(f"{field} {what}: {why}", where="Task")
 
 
 def load_task(word: str, folder: str | Path, seed: int) -> Task:

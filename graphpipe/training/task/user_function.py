@@ -1,10 +1,11 @@
 """The user's own code by name: `package.module:function` or `file.py:function`."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
-from inspect import isfunction
+from inspect import isfunction, signature
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -54,6 +55,20 @@ def call(word: str, folder: str | Path = ".") -> object:
         raise InvalidInput(
             f"raised {describe_error(error)}", where=f"'{word}'", remedy="GRAPHPIPE_DEBUG=1 shows the traceback."
         ) from error
+
+
+def why_not_called(function: Callable[..., object], *arguments: str) -> str:
+    """Return why a function does not take these arguments; empty if it does.
+
+    The arguments of a function that is not written in Python may be unknown. Then it is believed to take them.
+    """
+    try:
+        signature(function).bind(*arguments)
+    except TypeError as error:
+        return str(error)
+    except ValueError:
+        pass
+    return ""
 
 
 def call_for_model(word: str, folder: str | Path = ".") -> UserModel:
