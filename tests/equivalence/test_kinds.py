@@ -14,6 +14,8 @@ from checked_model import Cut, Model, checked, cut_everywhere, kinds, names, sam
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from bench.equivalence.random_models import Injected, Reverse
+
 pytestmark = pytest.mark.timeout(120)
 
 
@@ -30,28 +32,6 @@ def no_mends(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("check_mean", "check_leaves", "check_module"):
         with suppress(ImportError, AttributeError):
             monkeypatch.setattr(f"graphpipe.run.stage.losses.sample_loss.{name}", lambda *_, **__: None)
-
-
-class Reverse(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return -0.7 * gradients[0]
-
-
-class Injected(torch.autograd.Function):
-    """A balance loss that enters in the backward, as torchtitan and Megatron add it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        return gradients[0], torch.ones((), dtype=gradients[0].dtype)
 
 
 def reversed_gradient(model: Model, hidden: Tensor) -> Tensor:

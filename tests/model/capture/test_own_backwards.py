@@ -1,7 +1,6 @@
 """A backward written by hand in a forward that capture follows was lost, and the model was trained with another one."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -10,19 +9,9 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.checkpoint import checkpoint
 
 import graphpipe as gp
+from bench.equivalence.random_models import Reverse
 from graphpipe.errors import InvalidInput
 from tests.support.programs.plain_training import distance
-
-
-class Reverse(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return -0.7 * gradients[0]
-
 
 reverse: Callable[[Tensor], Tensor] = Reverse.apply  # looked up before a capture begins
 
