@@ -40,6 +40,7 @@ ROOMS = (
         "model/capture",
         "model/capture_file",
         "model/split",
+        "model/halves",
         "model/backends",
         "model/capture_cache",
         "model/own_loss",

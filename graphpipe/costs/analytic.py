@@ -29,16 +29,17 @@ def estimate(graph: Graph, cluster: Cluster, *, state_bytes_per_parameter_byte: 
 
     A pass of an operator with k kernels takes, for n samples, the larger of
 
-        k * launch + c * half / fp32 peak + n * flops / peak     c = k // 3, at least 1: the kernels that compute
+        k * launch + c * half / fp32 peak + n * flops / peak     c = (k - s) // 3, at least 1: the kernels that compute
         k * launch + parameter_bytes / memory_bandwidth + n * traffic / memory_bandwidth
 
-    The peak is that of the precision which the graph was captured for. The first line is a kernel of w FLOPs running at
-    w / (w + half) of the peak: (w + half) / peak seconds, affine in the samples. Half of the peak is reached after the
-    same time in every precision, so with more FLOPs where the peak is higher. Input and weight gradient take as many
-    FLOPs and as much traffic as the forward. An operator without FLOPs (a table look-up) reads only the parameters
-    counted in its traffic, but its weight gradient is as large as its parameters. The input gradient is counted only if
-    an operator upstream has trainable parameters, and the weight gradient only if the operator itself has trainable
-    parameters.
+    The peak is that of the precision which the graph was captured for. The first line is a kernel of w FLOPs
+    running at w / (w + half) of the peak: (w + half) / peak seconds, affine in the samples. Half of the peak is
+    reached after the same time in every precision, so with more FLOPs where the peak is higher. The s kernels of a
+    recurrent layer's steps are launched, but fill a device as well as they can: they add FLOPs and no saturation.
+    Input and weight gradient take as many FLOPs and as much traffic as the forward. An operator without FLOPs (a
+    table look-up) reads only the parameters counted in its traffic, but its weight gradient is as large as its
+    parameters. The input gradient is counted only if an operator upstream has trainable parameters, and the weight
+    gradient only if the operator itself has trainable parameters.
 
     Imported times are used unchanged on every device type, linear in the samples. If both gradients are needed, each
     takes half of the backward.
@@ -107,6 +108,6 @@ def _pass(op: Op, kind: DeviceType, peak: float, parameter_bytes: float) -> Curv
     memory = (fixed, op.work.traffic_bytes_per_sample / kind.memory_bytes_per_second)
     if not op.work.flops_per_sample:
         return Curve(lines=(memory,))
-    computing = max(1, op.work.kernels // COMPUTE_SHARE)
+    computing = max(1, (op.work.kernels - op.work.step_kernels) // COMPUTE_SHARE)
     saturation = computing * kind.half_peak_flops / kind.peak_flops_per_second
     return Curve(lines=((launch + saturation, op.work.flops_per_sample / peak), memory))

@@ -20,6 +20,8 @@ from graphpipe.costs.task_seconds import TaskSeconds
 from graphpipe.graph import Graph
 
 Array = NDArray[np.float64]
+_Passes = tuple[Array, Array, Array, Array, Array]
+"""Seconds of each operator: forward, input gradient, weight gradient, and the two halves of a split backward."""
 MOVING_MICRO_BATCHES = 2
 """Micro-batches of a stage of which the device holds what the stage offloads: one whose task runs, and one more."""
 
@@ -135,6 +137,9 @@ class CostModel:
 
         Samples have their expected loads.
         """
+        return self._expected(device_type, samples)[:3]
+
+    def _expected(self, device_type: str, samples: float) -> _Passes:
         key = (device_type, samples)
         if key not in self._seconds:
             expected = tuple(samples * load.mean for load in self.table.loads)
@@ -142,14 +147,14 @@ class CostModel:
         return self._seconds[key]
 
     @cached_property
-    def _seconds(self) -> dict[tuple[str, float], tuple[Array, Array, Array]]:
+    def _seconds(self) -> dict[tuple[str, float], _Passes]:
         return {}
 
-    def _evaluate(self, device_type: str, samples: float, loads: tuple[float, ...]) -> tuple[Array, Array, Array]:
+    def _evaluate(self, device_type: str, samples: float, loads: tuple[float, ...]) -> _Passes:
         # An operator runs even if all its samples have a load of 0.
         work = np.full(len(self.graph.ops), float(samples))
         if not samples:
-            return work, work, work
+            return work, work, work, work, work
         for at, total in zip(self._loaded, loads, strict=True):
             work[at] = total
         if (curves := self._curves.get(device_type)) is None:
@@ -158,18 +163,27 @@ class CostModel:
                 Curves.of([row.forward for row in rows]),
                 Curves.of([row.input_gradient for row in rows]),
                 Curves.of([row.weight_gradient for row in rows]),
+                Curves.of([row.input_half for row in rows]),
+                Curves.of([row.weight_half for row in rows]),
             )
-        forward, input_gradient, weight_gradient = curves
         if not self.trains:
-            return forward(work), np.zeros_like(work), np.zeros_like(work)
-        return forward(work), input_gradient(work), weight_gradient(work)
+            none = np.zeros_like(work)
+            return curves[0](work), none, none, none, none
+        forward, input_gradient, weight_gradient = (curve(work) for curve in curves[:3])
+        if not self._halves_measured:
+            return forward, input_gradient, weight_gradient, input_gradient, weight_gradient
+        return forward, input_gradient, weight_gradient, curves[3](work), curves[4](work)
+
+    @cached_property
+    def _halves_measured(self) -> bool:
+        return any(row.halves is not None for row in self.table.rows)
 
     @cached_property
     def _loaded(self) -> list[NDArray[np.intp]]:
         return [self.positions(load.ops) for load in self.table.loads]
 
     @cached_property
-    def _curves(self) -> dict[str, tuple[Curves, Curves, Curves]]:
+    def _curves(self) -> dict[str, tuple[Curves, Curves, Curves, Curves, Curves]]:
         return {}
 
     def positions(self, ops: Iterable[str]) -> NDArray[np.intp]:
@@ -239,16 +253,15 @@ class CostModel:
         loads: tuple[float, ...] | None,
     ) -> TaskSeconds:
         at, overhead = self.positions(ops), self.table.task_overhead_seconds
-        forward, input_gradient, weight_gradient = (
-            self.seconds(device_type, samples) if loads is None else self._evaluate(device_type, samples, loads)
-        )
-        if not self.trains:
-            return TaskSeconds(forward=float(forward[at].sum()) + overhead, input_gradient=0.0, weight_gradient=0.0)
-        recomputed = self._recompute_seconds(ops, forward, recompute)
+        passes = self._expected(device_type, samples) if loads is None else self._evaluate(device_type, samples, loads)
+        forward, inputs, weights, input_half, weight_half = (float(array[at].sum()) for array in passes)
+        once = overhead + self._recompute_seconds(ops, passes[0], recompute) if self.trains else 0.0
         return TaskSeconds(
-            forward=float(forward[at].sum()) + overhead,
-            input_gradient=float(input_gradient[at].sum()) + overhead + recomputed,
-            weight_gradient=float(weight_gradient[at].sum()),
+            forward=forward + overhead,
+            input_gradient=inputs + once,
+            weight_gradient=weights,
+            input_half=input_half + once,
+            weight_half=weight_half,
         )
 
     def _recompute_seconds(self, ops: Iterable[str], forward: Array, recompute: Recompute) -> float:

@@ -1,12 +1,12 @@
 """The costs of one operator on one device type: seconds and temporary bytes, as functions of the samples."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict
+from pydantic import ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 from graphpipe.errors import InvalidInput
 
@@ -22,6 +22,10 @@ class Curve:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     lines: tuple[tuple[float, float], ...] = ()
+
+    def times(self, factor: float) -> "Curve":
+        """Return the curve of `factor` times these values."""
+        return Curve(lines=tuple((fixed * factor, slope * factor) for fixed, slope in self.lines))
 
     def __call__(self, samples: float) -> float:
         """Return the value for `samples` samples; 0 for 0 samples."""
@@ -65,6 +69,24 @@ class Temporaries:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Halves:
+    """Seconds of the two halves of a backward, as they run apart from each other.
+
+    The second half walks through the graph once more, and starts autograd for each operation that has parameters.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    input: Curve
+    """For the gradients of the values."""
+    weight: Curve
+    """For those of the parameters."""
+
+
+_LATER = ("halves", "measured_samples")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpCost:
     """Costs of one operator on one device type."""
 
@@ -79,8 +101,39 @@ class OpCost:
     """Origin of the costs. Analytic: from FLOPs and bytes. Profiled: measured. Imported: came with the graph."""
     error: float | None = None
     """Largest relative error of a profiled curve on its measurements (0.05 is 5 %)."""
+    halves: Halves | None = None
+    """Seconds of a backward in two halves, if they were measured. None: each half takes what its gradient takes."""
+    measured_samples: tuple[int, int] | None = None
+    """The fewest and the most samples of the measurements of a profiled operator."""
     temporaries: Temporaries | None = None
     """Bytes that a profiled operator holds only while it runs; None if they were not measured."""
+
+    @model_serializer(mode="wrap")
+    def _body(self, body_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Costs without them have the body, and so the fingerprint, that they had before these were measured.
+        body: dict[str, Any] = body_of(self)
+        return {key: value for key, value in body.items() if value is not None or key not in _LATER}
+
+    @property
+    def input_half(self) -> Curve:
+        """The half of a split backward for the gradients of the values; never less than these take in one pass."""
+        return _at_least(self.input_gradient, self.halves.input if self.halves else None)
+
+    @property
+    def weight_half(self) -> Curve:
+        """The half of a split backward for the gradients of the parameters."""
+        return _at_least(self.weight_gradient, self.halves.weight if self.halves else None)
+
+    def times(self, factor: float) -> "OpCost":
+        """Return the costs of an operator that takes `factor` times as long."""
+        return replace(
+            self,
+            forward=self.forward.times(factor),
+            input_gradient=self.input_gradient.times(factor),
+            weight_gradient=self.weight_gradient.times(factor),
+            halves=self.halves
+            and Halves(input=self.halves.input.times(factor), weight=self.halves.weight.times(factor)),
+        )
 
     def check(self) -> None:
         """Check that no cost is negative or infinite.
@@ -93,6 +146,8 @@ class OpCost:
             "forward": self.forward,
             "input_gradient": self.input_gradient,
             "weight_gradient": self.weight_gradient,
+            "halves.input": self.halves.input if self.halves else Curve(),
+            "halves.weight": self.halves.weight if self.halves else Curve(),
             "temporaries.forward": held.forward,
             "temporaries.backward": held.backward,
             "temporaries.loss_bytes_per_sample": Curve(lines=((0.0, held.loss_bytes_per_sample),)),
@@ -104,3 +159,7 @@ class OpCost:
                     raise InvalidInput(f"is {fixed} + {slope} n, must be finite and not falling", where=where)
             if (least := max((fixed for fixed, _ in curve.lines), default=0.0)) < 0:
                 raise InvalidInput(f"begins at {least} for 0 samples, must not be negative", where=where)
+
+
+def _at_least(least: Curve, measured: Curve | None) -> Curve:
+    return least if measured is None else Curve(lines=least.lines + measured.lines)

@@ -51,19 +51,14 @@ def _rows(costs: CostTable, before: Graph, after: Graph, split: OpSplit, cluster
 
 def _share(whole: OpCost, op: str, share: float, *, needs_input: bool) -> OpCost:
     held = whole.temporaries
+    part = whole.times(share)
     return replace(
-        whole,
+        part,
         op=op,
-        forward=_scaled(whole.forward, share),
-        input_gradient=_scaled(whole.input_gradient, share) if needs_input else Curve(),
-        weight_gradient=_scaled(whole.weight_gradient, share),
-        temporaries=held
-        and replace(held, forward=_scaled(held.forward, share), backward=_scaled(held.backward, share)),
+        input_gradient=part.input_gradient if needs_input else Curve(),
+        halves=part.halves and (part.halves if needs_input else replace(part.halves, input=Curve())),
+        temporaries=held and replace(held, forward=held.forward.times(share), backward=held.backward.times(share)),
     )
-
-
-def _scaled(curve: Curve, share: float) -> Curve:
-    return Curve(lines=tuple((fixed * share, slope * share) for fixed, slope in curve.lines))
 
 
 def _load(load: SampleLoad, split: OpSplit) -> SampleLoad:

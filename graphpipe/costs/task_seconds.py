@@ -11,6 +11,10 @@ class TaskSeconds:
     forward: float
     input_gradient: float
     weight_gradient: float
+    input_half: float
+    """Seconds of the first half of a split backward, for the gradients of the values."""
+    weight_half: float
+    """Seconds of the second half, for those of the parameters."""
 
     @property
     def backward(self) -> float:
@@ -30,8 +34,8 @@ class TaskSeconds:
             case "B":
                 return self.backward
             case "I":
-                return self.input_gradient
+                return self.input_half
             case "W":
-                return self.weight_gradient + overhead
+                return self.weight_half + overhead
             case "U":
                 raise AssertionError("an update is not a task of a micro-batch")

@@ -7,6 +7,8 @@ from pydantic import ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 from graphpipe.graph.op_split import OpSplit
 
+_LATER = ("step_kernels", "without_formula")
+
 Precision = Literal["fp32", "bf16", "fp16"]
 """The dtypes of forwards: those of the model, or of torch's autocast to bfloat16 or float16."""
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -29,6 +31,17 @@ class Work:
     that autocast makes."""
     kernels: int = 1
     """Kernel launches of the forward pass."""
+    step_kernels: int = 0
+    """Kernels among them that a recurrent layer launches step by step: each waits for the one before, and is too small
+    for its time to depend on how well a device is filled."""
+    without_formula: tuple[str, ...] = ()
+    """Operators of other libraries of which only the bytes are counted, because their FLOPs are not known."""
+
+    @model_serializer(mode="wrap")
+    def _body(self, body_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Most operators have the body that they had before these two were told apart.
+        body: dict[str, Any] = body_of(self)
+        return {key: value for key, value in body.items() if value or key not in _LATER}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -289,6 +289,7 @@ def _check_costs(op: Op) -> None:
         "work.saved_bytes_per_sample": op.work.saved_bytes_per_sample,
         "work.saved_bytes_per_forward": op.work.saved_bytes_per_forward,
         "work.kernels": op.work.kernels,
+        "work.step_kernels": op.work.step_kernels,
     }
     if op.measured is not None:
         amounts["measured.forward_seconds"] = op.measured.forward_seconds

@@ -27,7 +27,6 @@ Operator = OpOverload
 GROUPED_PRODUCT = torch.ops.aten._grouped_mm
 CONVERSION = torch.ops.aten._to_copy.default
 """The conversion to another dtype that autocast calls."""
-FLASH_ATTENTION_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 def fake_mode() -> FakeTensorMode:

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 from statistics import mean
@@ -10,8 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from graphpipe.costs.op_cost import Curve, OpCost
+from graphpipe.costs.op_cost import Curve, Halves, OpCost
 from graphpipe.errors import InvalidInput
+from graphpipe.model.halves.releasable_tensors import ReleasableTensors
+from graphpipe.model.halves.split_backward import WeightHalf, input_half
+from graphpipe.model.saved_tensors import handle_saved_tensors
 from graphpipe.profiler.effort import Effort
 from graphpipe.profiler.fit_curve import fit_curve, relative_error
 from graphpipe.profiler.op_runs import OpRun
@@ -38,6 +42,9 @@ class Times(NamedTuple):
     backward: float
     """Seconds of the backward: both input and weight gradients."""
     input_gradient: float
+    input_half: float
+    """Seconds of the first half of a split backward."""
+    weight_half: float
 
 
 class _Forward(NamedTuple):
@@ -69,8 +76,9 @@ def profile_ops(
     are subtracted from theirs. On two cores of an EPYC, the sum of 6 to 9 operators was 4 to 21 % longer than the stage
     that consists of them (models of the zoo, 8 samples). With the subtraction, it was 4 % shorter to 7 % longer.
 
-    Curves are fitted to the forward and to the whole backward. The backward is then divided between input and weight
-    gradient in proportion to the measured time of the input gradient. `OpCost.error` is the larger of the two errors.
+    Curves are fitted to the forward, to the whole backward, and to the halves of a split one. The whole backward is
+    then divided between input and weight gradient in proportion to the measured time of the input gradient.
+    `OpCost.error` is the larger of the two errors.
 
     Args:
         runs: read one at a time, so that only the inputs of one window are in memory at once.
@@ -166,9 +174,14 @@ def _row(run: OpRun, measured: Mapping[int, Times], device_type: str) -> OpCost:
         op=run.op,
         device_type=device_type,
         forward=forward_curve,
-        input_gradient=_scale(backward_curve, share),
-        weight_gradient=_scale(backward_curve, 1.0 - share),
+        input_gradient=backward_curve.times(share) if share else Curve(),
+        weight_gradient=backward_curve.times(1.0 - share) if share < 1.0 else Curve(),
         source="profiled",
+        halves=Halves(
+            input=fit_curve({samples: times.input_half for samples, times in measured.items()}),
+            weight=fit_curve({samples: times.weight_half for samples, times in measured.items()}),
+        ),
+        measured_samples=(min(measured), max(measured)),
         error=max(relative_error(forward_curve, forward), relative_error(backward_curve, backward)),
     )
 
@@ -225,7 +238,8 @@ def _measure(
 def one_pass(runs: Sequence[OpRun], samples: int, effort: Effort) -> dict[Hashable, list[Times]]:
     """Return the times of every operator, by its signature.
 
-    All operators run two forwards: one followed by the whole backward, one by the input gradient.
+    All operators run three forwards: one followed by the whole backward, one by the input gradient, and one by the two
+    halves of a split backward, of which the second runs once all operators have done the first.
     """
     effort.between()
     first = [_forward(run, samples, effort) for run in runs]
@@ -235,17 +249,46 @@ def one_pass(runs: Sequence[OpRun], samples: int, effort: Effort) -> dict[Hashab
     second = [_forward(run, samples, effort) for run in runs]
     effort.between()
     inputs = [_input_gradient(state, effort) for state in reversed(second)][::-1]
+    effort.between()
+    halves = _halves(runs, samples, effort)
     times: dict[Hashable, list[Times]] = {}
-    for run, *states, whole, by_input in zip(runs, first, second, wholes, inputs, strict=True):
-        times.setdefault(run.signature, []).append(Times(mean(state.seconds for state in states), whole, by_input))
+    for run, *states, whole, by_input, half in zip(runs, first, second, wholes, inputs, halves, strict=True):
+        forward = mean(state.seconds for state in states)
+        times.setdefault(run.signature, []).append(Times(forward, whole, by_input, *half))
     return times
 
 
-def _forward(run: OpRun, samples: int, effort: Effort) -> _Forward:
-    leaves, entered = run.enter(samples)  # in the caches, as if the previous operator had just computed it
+def _halves(runs: Sequence[OpRun], samples: int, effort: Effort) -> list[tuple[float, float]]:
+    saved = [ReleasableTensors(trusts=lambda count: False) for _ in runs]
+    states = [_forward(run, samples, effort, each) for run, each in zip(runs, saved, strict=True)]
+    effort.between()
+    first = [_input_half(state, each, effort) for state, each in zip(reversed(states), reversed(saved), strict=True)]
+    effort.between()
+    second = [_weight_half(half, effort) for half, _ in first]
+    return [(seconds, after) for (_, seconds), after in zip(first, second, strict=True)][::-1]
+
+
+def _input_half(state: _Forward, saved: ReleasableTensors, effort: Effort) -> tuple[WeightHalf, float]:
+    if not state.roots:
+        return WeightHalf(), 0.0  # nothing trains
+    gradients = [torch.ones_like(root) for root in state.roots]
     start = effort.now()
-    outputs = run.call(entered)
-    seconds = effort.now() - start
+    half = input_half(state.roots, gradients, state.leaves, saved, check=False)
+    return half, effort.now() - start
+
+
+def _weight_half(half: WeightHalf, effort: Effort) -> float:
+    start = effort.now()
+    half.run()
+    return effort.now() - start
+
+
+def _forward(run: OpRun, samples: int, effort: Effort, saved: ReleasableTensors | None = None) -> _Forward:
+    leaves, entered = run.enter(samples)  # in the caches, as if the previous operator had just computed it
+    with handle_saved_tensors(saved) if saved else nullcontext():
+        start = effort.now()
+        outputs = run.call(entered)
+        seconds = effort.now() - start
     return _Forward(leaves, [output for output in outputs if output.requires_grad], seconds)
 
 
@@ -271,7 +314,3 @@ def _input_share(run: OpRun, measured: float) -> float:
     if not run.parameters:
         return 1.0
     return min(1.0, measured) if run.differentiable else 0.0
-
-
-def _scale(curve: Curve, factor: float) -> Curve:
-    return Curve(lines=tuple((fixed * factor, slope * factor) for fixed, slope in curve.lines)) if factor else Curve()

@@ -7,6 +7,7 @@ import pytest
 
 from graphpipe.cluster import Cluster, Device, DeviceType, Link
 from graphpipe.costs import CostModel, CostTable, Curve, OpCost, Recompute, regions
+from graphpipe.costs.op_cost import Halves
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Edge, Graph, Op, Shared, Work
 
@@ -283,3 +284,18 @@ def test_regions_without_a_gradient_are_not_recomputed() -> None:
 def test_a_table_for_another_graph_is_refused() -> None:
     with pytest.raises(InvalidInput, match="the cost table was made for graph"):
         CostModel(Graph(name="other", ops=GRAPH.ops, edges=()), TABLE, CLUSTER)
+
+
+def test_the_halves_of_a_split_backward_take_what_was_measured() -> None:
+    # A half is never shorter than its gradient in one pass: a measured 7 n + 1 counts where it is above that.
+    halves = Halves(input=line(1, 7), weight=line(1, 0))
+    rows = tuple(replace(row, halves=halves) if row.op == "b" else row for row in TABLE.rows)
+    table = replace(TABLE, rows=rows)
+    seconds = CostModel(GRAPH, table, CLUSTER).task_seconds(("a", "b"), 1, 2)
+    plain = MODEL.task_seconds(("a", "b"), 1, 2)
+    assert seconds.backward == plain.backward == 44.125 + 33
+    assert (plain.input_half, plain.weight_half) == (44.125, 33)
+    assert (seconds.input_half, seconds.weight_half) == (44.125, 33)
+    longer = tuple(replace(row, halves=Halves(input=line(1, 70), weight=line(100, 0))) for row in TABLE.rows)
+    seconds = CostModel(GRAPH, replace(TABLE, rows=longer), CLUSTER).task_seconds(("a", "b"), 1, 2)
+    assert (seconds.of("I", 0.125), seconds.of("W", 0.125)) == (2 * 141 + 0.125, 200.125)

@@ -121,6 +121,18 @@ def test_a_frozen_operator_at_model_inputs_has_no_backward():
     assert row.input_gradient(4) == row.weight_gradient(4) == 0.0
 
 
+def test_the_halves_of_a_split_backward_are_measured_as_they_run():
+    # They were once taken for the parts of the whole backward, and took twice as long in training.
+    clock = Clock()
+    (row,) = profile(FakeOp(clock), clock)
+    assert row.measured_samples == (1, 8)
+    assert row.halves.input(4) == pytest.approx(2.0 + 0.25 * 4)
+    assert row.halves.weight(4) == pytest.approx(4.0 + 0.5 * 4)
+    # A half never takes less than its part of the whole backward, which is a third here at every size.
+    assert row.input_half(16) == pytest.approx((6.0 + 0.75 * 16) / 3)
+    assert row.weight_half(1) == pytest.approx(max(4.0 + 0.5, (6.0 + 0.75) * 2 / 3))
+
+
 def test_what_every_operator_takes_by_itself_is_subtracted():
     # The sum of all operators of mmt-small was 10 to 20 % more than its stages took in training.
     clock = Clock()
@@ -149,9 +161,9 @@ def test_equal_operators_share_one_cost_and_are_not_measured_in_later_windows(sa
     rows = profile(op, clock, equal=3, saved=saved)
     assert [row.op for row in rows] == ["op0", "op1", "op2"]
     assert rows[0].forward == rows[1].forward == rows[2].forward
-    # Four batch sizes are tried with a forward, the first with another for its backwards. Then each is repeated three
-    # times, with two forwards every time.
-    assert op.calls == measured * (4 + 1 + 4 * 3 * 2)
+    # Four batch sizes are tried with a forward, the first with two more for its backwards. Then each is repeated
+    # three times, with three forwards every time.
+    assert op.calls == measured * (4 + 2 + 4 * 3 * 3)
 
 
 def test_operators_are_timed_in_the_order_of_training():
@@ -181,8 +193,8 @@ def test_operators_are_timed_in_the_order_of_training():
     ]
     profile_ops(runs, "cpu", (1,), Effort(repeats=1, most=1, seconds=0.0, clock=clock))
     # First each operator runs separately, to see whether it accepts the batch. Then both are timed.
-    separately = ["F a", "B a"] * 2 + ["F b", "B b"] * 2
-    assert done == separately + ["F a", "F b", "B b", "B a"] * 2
+    separately = ["F a", "B a"] * 3 + ["F b", "B b"] * 3
+    assert done == separately + ["F a", "F b", "B b", "B a"] * 3
 
 
 def test_an_operator_that_works_in_place_does_not_change_the_inputs():
@@ -233,8 +245,9 @@ def test_the_work_between_measurements_is_not_timed():
     (row,) = profile_ops([run], "cpu", (4,), Effort(repeats=1, most=1, clock=clock, between=other_work))
     assert row.forward(4) == pytest.approx(3.0)
     assert row.input_gradient(4) + row.weight_gradient(4) == pytest.approx(9.0)
-    # Forward and whole backward, then forward and input gradient: each pair is tried and timed.
-    assert done == ["other work", "forward", "other work"] * 4
+    # Forward and whole backward, forward and input gradient, then forward and two halves: all are tried and timed.
+    pair = ["other work", "forward", "other work"]
+    assert done == [*pair, *pair, *pair, "other work"] * 2
 
 
 def test_a_batch_that_an_operator_refuses_is_left_out():

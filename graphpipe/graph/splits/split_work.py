@@ -54,7 +54,8 @@ def work_of_rest(work: Work, split: OpSplit) -> Work:
         gone, added, kernels = inputs + outputs, 2 * outputs, (1, 1)
     else:  # Concatenation and product are gone. Each addition reads two values and writes one.
         gone, added, kernels = 3 * inputs + outputs, 3 * outputs * (parts - 1), (2, parts - 1)
-    return Work(
+    return replace(
+        work,
         flops_per_sample=work.flops_per_sample - split.flops_per_sample,
         traffic_bytes_per_sample=max(0.0, work.traffic_bytes_per_sample - gone) + added,
         saved_bytes_per_sample=max(0.0, work.saved_bytes_per_sample - (inputs if split.by == "inputs" else 0.0)),

@@ -185,6 +185,8 @@ def _op(
             saved_bytes_per_sample=saved[0] / SAMPLES[1],
             saved_bytes_per_forward=saved[1],
             kernels=sum(reading.kernels for reading in readings),
+            step_kernels=sum(reading.step_kernels for reading in readings),
+            without_formula=tuple(sorted({name for reading in readings for name in reading.without_formula})),
         ),
         model_inputs=tuple(input_name for input_name, node in model.module_graph.inputs.items() if node in read),
         trainable=not parameters or any(p.requires_grad for p in parameters.values()),

@@ -16,6 +16,10 @@ class Reading:
     flops: float = 0.0
     traffic_bytes: float = 0.0
     kernels: int = 0
+    step_kernels: int = 0
+    """Kernels of the steps of recurrent layers, which `kernels` counts too."""
+    without_formula: set[str] = field(default_factory=set[str])
+    """Operators of other libraries, of which only bytes are known: `torchvision::deform_conv2d`."""
     saved: dict[int, float] = field(default_factory=dict[int, float])
     """Bytes saved for the backward pass, by memory key; without parameters."""
     saved_casts: dict[int, float] = field(default_factory=dict[int, float])

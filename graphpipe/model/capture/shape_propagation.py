@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
-from torch.utils.flop_counter import flop_registry
 
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Input, Precision
@@ -18,20 +17,11 @@ from graphpipe.model.capture.module_graph.calls.data_flow import GUESS, Decision
 from graphpipe.model.capture.module_graph.calls.module_structure import Structures
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
 from graphpipe.model.capture.reading import SAMPLES, Reading
+from graphpipe.model.capture.work.meter import Meter
 from graphpipe.model.hidden.real_call import call_anyway
 from graphpipe.model.inputs import blank
-from graphpipe.model.saved_tensors import SavedTensor, handle_saved_tensors
-from graphpipe.model.torch_private import (
-    CONVERSION,
-    FLASH_ATTENTION_ON_CPU,
-    GROUPED_PRODUCT,
-    DispatchMode,
-    answering,
-    flatten,
-    guessed,
-    is_view,
-    memory_key,
-)
+from graphpipe.model.saved_tensors import handle_saved_tensors
+from graphpipe.model.torch_private import answering, memory_key
 
 
 def propagate_shapes(
@@ -127,8 +117,8 @@ def _run(
     calls = CallReadings(module=fake, outside=state | given, structures=structures)
 
     def run_with(node: fx.Node, decisions: Decisions) -> tuple[Any, Reading]:
-        meter = _Meter(state, given, casts, alive, decisions)
-        with handle_saved_tensors(meter), meter, answering(decisions.decide):
+        meter = Meter(state, given, casts, alive, decisions)
+        with handle_saved_tensors(meter), meter, meter.recurrences, answering(decisions.decide):
             counting = partial(_again, meter)
             value = inputs[names[node]] if node in names else evaluate(node, values, fake, module_graph, counting)
         return value, meter.reading(value)
@@ -177,7 +167,7 @@ def _check_derivative(node: fx.Node, value: object) -> None:
         raise InvalidInput(f"operator {node.target} in a forward has no derivative", where="capture", remedy=remedy)
 
 
-def _again(meter: "_Meter") -> "_Meter":
+def _again(meter: "Meter") -> "Meter":
     return meter
 
 
@@ -209,78 +199,3 @@ def attribute(module: nn.Module, target: Any) -> Any:
     """Return the parameter, buffer or tensor of a fully qualified name."""
     prefix, _, name = str(target).rpartition(".")
     return getattr(module.get_submodule(prefix), name)
-
-
-class _Meter(DispatchMode):
-    # Counts the work of one node's kernels. `state` has the memory keys of parameters and buffers, `given` those of the
-    # model inputs, and `casts` those of the copies of parameters that autocast has made. Without autocast it is None.
-
-    def __init__(
-        self, state: set[int], given: set[int], casts: set[int] | None, alive: list[Tensor], decisions: Decisions
-    ) -> None:
-        super().__init__()
-        self.decisions = decisions
-        self.state = state
-        self.given = given
-        self.casts = casts
-        self.alive = alive
-        self.result = Reading()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        result = self.decisions.result(func, args, kwargs)
-        if func.namespace != "aten" or is_view(func):
-            return result
-        outputs = [item for item in flatten(result)[0] if isinstance(item, Tensor)]
-        if self.casts is not None and func is CONVERSION and memory_key(args[0]) in self.state:
-            self.result.kernels += 1
-            self.casts.update(map(memory_key, outputs))
-            self.result.made.update(map(memory_key, outputs))
-            self.alive += outputs
-        elif outputs:
-            operands = [item for item in flatten((args, kwargs))[0] if isinstance(item, Tensor)]
-            held = self.state | (self.casts or set[int]())
-            self.result.kernels += 1
-            self.result.traffic_bytes += sum(map(_bytes, outputs))
-            self.result.traffic_bytes += sum(_bytes(item) for item in operands if memory_key(item) not in held)
-            self.result.made.update(map(memory_key, outputs))
-            self.alive += outputs
-            self.result.flops += _flops(func, args, kwargs, result)
-        return result
-
-    def on_save(self, saved: SavedTensor) -> None:
-        tensor = saved.tensor
-        assert tensor is not None
-        key = memory_key(tensor)
-        if key in (self.casts or ()):
-            self.result.saved_casts[key] = float(tensor.untyped_storage().nbytes())
-        elif key not in self.state | self.given:
-            self.alive.append(tensor)
-            self.result.saved[key] = guessed(tensor.untyped_storage().nbytes(), SAMPLES[1])
-
-    def on_read(self, saved: SavedTensor) -> None:
-        """Do nothing: a backward inside a forward finds all that was saved."""
-
-    def reading(self, value: object) -> Reading:
-        if isinstance(value, Tensor):
-            self.alive.append(value)
-            self.result.shape, self.result.dtype = tuple(value.shape), value.dtype
-            self.result.requires_grad = value.requires_grad
-            self.result.made.add(memory_key(value))
-        return self.result
-
-
-def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
-    if func.overloadpacket is FLASH_ATTENTION_ON_CPU:
-        # torch has no formula for it: queries x keys, then weights x values.
-        (batch, heads, queries, width), keys, out = args[0].shape, args[1].shape[2], args[2].shape[3]
-        return guessed(2 * batch * heads * queries * keys * (width + out), SAMPLES[1])
-    if func.overloadpacket is GROUPED_PRODUCT:
-        return guessed(2 * args[0].numel() * result.shape[-1], SAMPLES[1])
-    formula = flop_registry.get(func.overloadpacket)
-    return guessed(formula(*args, **kwargs, out_val=result), SAMPLES[1]) if formula else 0.0
-
-
-def _bytes(tensor: Tensor) -> float:
-    # What depends on values, such as the words of an expert, counts as one row per sample.
-    return guessed(tensor.numel() * tensor.element_size(), SAMPLES[1])

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from graphpipe.planners.lower_bound.lower_bound import gap_percent, plans_of_gap
 from graphpipe.plans import Plan, Prediction
 from graphpipe.report.content.device_groups import device_groups
+from graphpipe.report.content.doubtful_costs import doubtful_costs
 from graphpipe.report.content.what_if import Outlook, outlooks
 from graphpipe.schedule import Reduce, ReduceTied, Transfer
 from graphpipe.simulator.activities import HostCopy, MessageHandling, OptimizerStep, SimulatedWork, WeightGather
@@ -52,6 +53,8 @@ class Explanation:
     """Which plans the bound covers."""
     outlooks: tuple[Outlook, ...]
     """Changes that were simulated, the best first."""
+    doubts: tuple[str, ...]
+    """Operators whose costs are less certain than those of others, with why."""
 
     @property
     def helping(self) -> tuple[Outlook, ...]:
@@ -90,6 +93,7 @@ def explain(plan: Plan, predicted: Trace) -> Explanation:
         gap_percent=gap_percent(plan, prediction),
         plans_of_gap=plans_of_gap(plan),
         outlooks=tuple(outlooks(plan, bottleneck=number)),
+        doubts=tuple(doubtful_costs(plan)),
     )
 
 
@@ -104,7 +108,8 @@ def explanation_lines(explanation: Explanation, step_seconds: float) -> list[str
         *(f"would help: {outlook.change}: {_result(outlook)}" for outlook in explanation.helping),
     ]
     worse = ", ".join(explanation.not_helping)
-    return lines + ([f"simulated without a gain: {worse}"] if worse else [])
+    lines += [f"simulated without a gain: {worse}"] if worse else []
+    return lines + [f"uncertain: {doubt}" for doubt in explanation.doubts]
 
 
 def _result(outlook: Outlook) -> str:

@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 
 from graphpipe.cluster import Cluster
 from graphpipe.cluster.device import Link
-from graphpipe.costs import CostTable, Curve
-from graphpipe.costs.op_cost import OpCost
+from graphpipe.costs import CostTable
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan, StageEdge
 from graphpipe.trace import Trace
@@ -104,21 +103,10 @@ def _cut(plan: Plan, edge: StageEdge, most: float) -> StageEdge:
 
 
 def _scaled(costs: CostTable, scale: float, shrink: float, fingerprint: str) -> CostTable:
-    def scaled(curve: Curve) -> Curve:
-        return Curve(lines=tuple((fixed * scale, slope * scale) for fixed, slope in curve.lines))
-
-    def row(cost: OpCost) -> OpCost:
-        return replace(
-            cost,
-            forward=scaled(cost.forward),
-            input_gradient=scaled(cost.input_gradient),
-            weight_gradient=scaled(cost.weight_gradient),
-        )
-
     return replace(
         costs,
         graph_fingerprint=fingerprint,
-        rows=tuple(map(row, costs.rows)),
+        rows=tuple(row.times(scale) for row in costs.rows),
         optimizer_seconds_per_parameter_byte=costs.optimizer_seconds_per_parameter_byte * scale / shrink,
         task_overhead_seconds=costs.task_overhead_seconds * scale,
     )

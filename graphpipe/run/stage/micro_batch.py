@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from graphpipe.model.halves.releasable_tensors import ReleasableTensors
+from graphpipe.model.halves.split_backward import WeightHalf, input_half
 from graphpipe.model.saved_tensors import handle_saved_tensors
 from graphpipe.run.stage.edge_values import gradient_of
 from graphpipe.run.stage.offload import OffloadedTensors
 from graphpipe.run.stage.receive_buffers import NamedTensors
 from graphpipe.run.stage.recompute import Recomputation
-from graphpipe.run.stage.releasable_tensors import ReleasableTensors
-from graphpipe.run.stage.split_backward import WeightHalf, input_half
 
 BackwardContext = Callable[[list[Tensor]], AbstractContextManager[None]]
 

@@ -7,6 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from graphpipe.devices.registry import kind_of
+from graphpipe.model.halves.releasable_tensors import ReleasableTensors
+from graphpipe.model.halves.split_backward import WeightHalf
 from graphpipe.plans.sharding import SampleRange, count_micro_batches
 from graphpipe.run.device.rng import derive_seed
 from graphpipe.run.stage.edge_values import is_none
@@ -16,8 +18,6 @@ from graphpipe.run.stage.micro_batch import MicroBatch
 from graphpipe.run.stage.mini_batch import MiniBatch
 from graphpipe.run.stage.offload import OffloadedTensors
 from graphpipe.run.stage.receive_buffers import NamedTensors, ReceiveBuffers
-from graphpipe.run.stage.releasable_tensors import ReleasableTensors
-from graphpipe.run.stage.split_backward import WeightHalf
 from graphpipe.run.stage.stage_forward import StageForward
 from graphpipe.run.stage.stage_replica import StageReplica
 from graphpipe.schedule import StageTask

@@ -93,7 +93,7 @@ class LayerTasks:
     def seconds(self, task: LayerTask, device: int) -> float:
         """Return the seconds of a task on a device, without the update."""
         task_seconds = self.model.task_seconds(self.layers[task.layer], device, self.micro_batch)
-        seconds = {"F": task_seconds.forward, "I": task_seconds.input_gradient, "W": task_seconds.weight_gradient}
+        seconds = {"F": task_seconds.forward, "I": task_seconds.input_half, "W": task_seconds.weight_half}
         return seconds[task.kind]
 
     def update_seconds(self, task: LayerTask) -> float:

@@ -71,7 +71,7 @@ def _own_work(plan: Plan, number: int, needed: int) -> StageWork:
     stage, costs = plan.stages[number], plan.cost_model
     samples = stage.micro_batch / stage.degree
     tasks = costs.tasks_seconds(stage.ops, stage.devices, samples, stage.recompute)
-    weight = max(task.weight_gradient for task in tasks) if _splits(plan, number) else 0.0
+    weight = max(task.weight_half for task in tasks) if _splits(plan, number) else 0.0
     count = plan.micro_batches(number)
     room = min(count, stage.in_flight // stage.micro_batch)
     return StageWork(
@@ -83,7 +83,7 @@ def _own_work(plan: Plan, number: int, needed: int) -> StageWork:
         seconds={
             "F": max(task.forward for task in tasks),
             "B": max(task.backward for task in tasks),
-            "I": max(task.input_gradient for task in tasks),
+            "I": max(task.input_half for task in tasks),
             "W": weight + plan.costs.task_overhead_seconds if weight else 0.0,
         },
         sum_seconds=sum_seconds(plan, number),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from graphpipe.cluster import Cluster
-from graphpipe.costs import CostTable, Curve
+from graphpipe.costs import CostTable
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.simulator import predict
@@ -42,27 +42,13 @@ def slowed(cluster: Cluster, costs: CostTable, slowness: Mapping[str, float]) ->
                 launch_seconds=kind.launch_seconds * times,
             )
         )
-        rows += [
-            replace(
-                row,
-                device_type=name,
-                forward=_times(row.forward, times),
-                input_gradient=_times(row.input_gradient, times),
-                weight_gradient=_times(row.weight_gradient, times),
-            )
-            for row in costs.rows
-            if row.device_type == device.type
-        ]
+        rows += [replace(row.times(times), device_type=name) for row in costs.rows if row.device_type == device.type]
     found = replace(cluster, device_types=tuple(kinds), devices=tuple(devices))
     return found, replace(costs, rows=tuple(rows))
 
 
 def _slower(peak: float | None, times: float) -> float | None:
     return None if peak is None else peak / times
-
-
-def _times(curve: Curve, times: float) -> Curve:
-    return Curve(lines=tuple((fixed * times, slope * times) for fixed, slope in curve.lines))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

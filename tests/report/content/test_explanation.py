@@ -82,6 +82,24 @@ def test_lines_name_path_bottleneck_gap_and_what_would_help() -> None:
     assert any(line.startswith("would help: twice the mini-batch: step 51.0 s, +5.9% samples/s") for line in lines)
 
 
+def test_costs_that_are_extrapolated_or_lack_a_formula_are_named() -> None:
+    def doubts(plan: Plan) -> list[str]:
+        return [line for line in explanation_lines(explain(plan, simulate(plan)), 1.0) if line.startswith("uncertain")]
+
+    assert not doubts(SLOWER_END)
+    samples = SLOWER_END.stages[0].micro_batch
+    rows = tuple(replace(row, source="profiled", measured_samples=(1, samples - 1)) for row in SLOWER_END.costs.rows)
+    measured = replace(SLOWER_END, costs=replace(SLOWER_END.costs, rows=rows))
+    (line,) = doubts(replace(measured, stages=(measured.stages[0], *measured.stages[1:])))[:1]
+    assert line.startswith(f"uncertain: s0 computes {samples} samples at once, and the costs of ")
+    assert line.endswith(f"were measured with at most {samples - 1}")
+    ops = tuple(replace(op, work=replace(op.work, without_formula=("extra::op",))) for op in SLOWER_END.graph.ops)
+    rows = tuple(replace(row, source="analytic") for row in SLOWER_END.costs.rows)
+    graph = replace(SLOWER_END.graph, ops=ops)
+    costs = replace(SLOWER_END.costs, rows=rows, graph_fingerprint=graph.fingerprint)
+    assert "the FLOPs of extra::op are not known" in doubts(replace(SLOWER_END, graph=graph, costs=costs))[0]
+
+
 def test_steps_that_overlap_are_not_explained() -> None:
     # The gap of a plan without a flush was once computed for several mini-batches at a time: 614 %.
     assert can_explain(SLOWER_END)

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import flop_registry
 
 from graphpipe.model.capture.module_graph.calls.mixed_samples import mixes
 from graphpipe.model.capture.module_graph.calls.weight_writes import RENORM
+from graphpipe.model.capture.work.flops import has_formula
 from graphpipe.model.torch_private import (
     GROUPED_PRODUCT,
     DispatchMode,
@@ -185,7 +185,7 @@ class DataFlow(DispatchMode):
         found = self._with_mixed(func, args, operands, results, found)
         if func is _NUMBER:
             self.numbers |= found
-        costly = is_random(func) or func.overloadpacket in flop_registry or not self._costly.isdisjoint(known)
+        costly = is_random(func) or has_formula(func) or not self._costly.isdisjoint(known)
         for tensor in (*results, *written):
             key = memory_key(tensor)
             self._costly |= {key} if costly else set()

@@ -1,7 +1,7 @@
 """One run of an opaque submodule on fake tensors, with a plain number of samples."""
 
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from graphpipe.model.capture.module_graph.calls.data_flow import MIXED, DataFlow, Decisions, Step
 from graphpipe.model.capture.module_graph.calls.weight_writes import WeightsBefore
+from graphpipe.model.capture.work.recurrence import recurrent_layers_at_a_glance
 from graphpipe.model.hidden.real_call import real_ones
 from graphpipe.model.torch_private import TreeSpec, answering, call_directly, flatten, own_buffers, unflatten
 
@@ -122,7 +123,8 @@ def static_run(
         copies += [arguments[-1]] * isinstance(leaf, BlankArgument)
     args, kwargs = unflatten(arguments, spec)
     weights = WeightsBefore(module)
-    with DataFlow(copies, decisions, like) as flow, answering(decisions.decide), attributes_kept(module):
+    layers = nullcontext() if real else recurrent_layers_at_a_glance()
+    with DataFlow(copies, decisions, like) as flow, layers, answering(decisions.decide), attributes_kept(module):
         found, returned = flatten(call_directly(module, *args, **kwargs))
     tensors = [leaf for leaf in found if isinstance(leaf, Tensor)]
     returned_tensors = [*tensors]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from graphpipe.model.halves.releasable_tensors import ReleasableTensors
 from graphpipe.model.split.autograd_graph import Edges, autograd_graph, own_backward
-from graphpipe.run.stage.releasable_tensors import ReleasableTensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

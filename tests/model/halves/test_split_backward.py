@@ -18,14 +18,14 @@ from torch.utils.checkpoint import checkpoint
 
 from graphpipe.errors import InvalidInput
 from graphpipe.model import DagModule
+from graphpipe.model.halves.releasable_tensors import ReleasableTensors
+from graphpipe.model.halves.split_backward import WeightHalf, input_half
 from graphpipe.model.saved_tensors import handle_saved_tensors
 from graphpipe.model.split.autograd_graph import autograd_graph
 from graphpipe.model.split.whole_backwards import whole_backwards
 from graphpipe.planning.backwards import choose_backwards
 from graphpipe.report.tables.plan_table import plan_table
 from graphpipe.run import Pipeline, PipelineOptions
-from graphpipe.run.stage.releasable_tensors import ReleasableTensors
-from graphpipe.run.stage.split_backward import WeightHalf, input_half
 from graphpipe.schedule.schedulers.registry import build_schedule
 from graphpipe.schedule.verify import verify
 

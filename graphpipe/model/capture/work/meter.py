@@ -1,0 +1,112 @@
+"""Counts the work of what runs on fake tensors."""
+
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from graphpipe.model.capture.module_graph.calls.data_flow import Decisions
+from graphpipe.model.capture.reading import SAMPLES, Reading
+from graphpipe.model.capture.work.flops import flops_of
+from graphpipe.model.capture.work.recurrence import Recurrence, recurrent_layers_at_a_glance
+from graphpipe.model.saved_tensors import SavedTensor
+from graphpipe.model.torch_private import CONVERSION, DispatchMode, flatten, guessed, is_view, memory_key
+
+_NO_KERNELS = ("prim", "c10d", "profiler", "_c10d_functional")
+"""Namespaces of operators that ask, send or note, and compute nothing."""
+
+
+class Meter(DispatchMode):
+    """Counts the work of one node's kernels while it is entered, together with its `recurrences`.
+
+    Args:
+        state: the memory keys of parameters and buffers.
+        given: those of the model inputs.
+        casts: those of the copies of parameters that autocast has made; None without autocast.
+        alive: keeps tensors, because a memory key is unique only while its tensor is alive.
+        decisions: what operators that ask for values are told.
+    """
+
+    def __init__(
+        self, state: set[int], given: set[int], casts: set[int] | None, alive: list[Tensor], decisions: Decisions
+    ) -> None:
+        super().__init__()
+        self.decisions = decisions
+        self.state = state
+        self.given = given
+        self.casts = casts
+        self.alive = alive
+        self.result = Reading()
+        self._counts = True
+
+    @property
+    def recurrences(self) -> AbstractContextManager[None]:
+        """While entered too, recurrent layers are counted."""
+        return recurrent_layers_at_a_glance(self._count, self._uncounted)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = self.decisions.result(func, args, kwargs)
+        if func.namespace in _NO_KERNELS or is_view(func):
+            return result
+        outputs = [item for item in flatten(result)[0] if isinstance(item, Tensor)]
+        if not outputs:
+            return result
+        self.alive += outputs
+        self.result.made.update(map(memory_key, outputs))
+        if self.casts is not None and func is CONVERSION and memory_key(args[0]) in self.state:
+            self.casts.update(map(memory_key, outputs))
+            self.result.kernels += 1
+        elif self._counts:
+            operands = [item for item in flatten((args, kwargs))[0] if isinstance(item, Tensor)]
+            held = self.state | (self.casts or set[int]())
+            self.result.kernels += 1
+            self.result.traffic_bytes += sum(map(_bytes, outputs))
+            self.result.traffic_bytes += sum(_bytes(item) for item in operands if memory_key(item) not in held)
+            self.result.flops += guessed(flops_of(func, args, kwargs, result), SAMPLES[1])
+            if func.namespace != "aten":
+                self.result.without_formula.add(f"{func.namespace}::{func.overloadpacket.__name__}")
+        return result
+
+    @contextmanager
+    def _uncounted(self) -> Generator[None]:
+        before, self._counts = self._counts, False
+        try:
+            yield
+        finally:
+            self._counts = before
+
+    def _count(self, work: Recurrence) -> None:
+        self.result.flops += guessed(work.flops, SAMPLES[1])
+        self.result.traffic_bytes += guessed(work.traffic_bytes, SAMPLES[1])
+        self.result.kernels += work.kernels
+        self.result.step_kernels += work.step_kernels
+
+    def on_save(self, saved: SavedTensor) -> None:
+        """Note the memory of a tensor that autograd saves."""
+        tensor = saved.tensor
+        assert tensor is not None
+        key = memory_key(tensor)
+        if key in (self.casts or ()):
+            self.result.saved_casts[key] = float(tensor.untyped_storage().nbytes())
+        elif key not in self.state | self.given:
+            self.alive.append(tensor)
+            self.result.saved[key] = guessed(tensor.untyped_storage().nbytes(), SAMPLES[1])
+
+    def on_read(self, saved: SavedTensor) -> None:
+        """Do nothing: a backward inside a forward finds all that was saved."""
+
+    def reading(self, value: object) -> Reading:
+        """Return the reading, of a node that returned `value`."""
+        if isinstance(value, Tensor):
+            self.alive.append(value)
+            self.result.shape, self.result.dtype = tuple(value.shape), value.dtype
+            self.result.requires_grad = value.requires_grad
+            self.result.made.add(memory_key(value))
+        return self.result
+
+
+def _bytes(tensor: Tensor) -> float:
+    # What depends on values, such as the words of an expert, counts as one row per sample.
+    return guessed(tensor.numel() * tensor.element_size(), SAMPLES[1])
