@@ -4,6 +4,7 @@ from dataclasses import fields, replace
 from functools import partial
 
 from graphpipe.errors import Infeasible
+from graphpipe.planners.device_subsets import with_device_subsets
 from graphpipe.planners.fewer_devices import with_fewer_devices
 from graphpipe.planners.improve.device_types import typed_plans
 from graphpipe.planners.improve.exchange_devices import exchanged
@@ -47,6 +48,8 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
     9. Where the devices are not a power of two in equal nodes, try sequential pipelines of Piper and DAPPLE
        (`with_sequential_stages`), and search again without the last device, the last two and the last three
        (`with_fewer_devices`).
+    10. Search again on parts of the cluster that could be faster alone: a node, a site, the devices of a type
+       (`with_device_subsets`).
 
     With the published objective, step 3 ranks by the bottleneck (of equals, less memory) and step 4 is skipped.
 
@@ -62,6 +65,7 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
     if options.objective == "step" and problem.weights == "flush":
         best = with_sequential_stages(problem, best, options)
         best = with_fewer_devices(problem, best, options, _searched)
+        best = with_device_subsets(problem, best, options, _searched)
     return with_mixed_micro_batches(problem, best, options) if options.mixed_micro_batches else best
 
 

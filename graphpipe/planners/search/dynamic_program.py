@@ -25,7 +25,7 @@ from functools import cached_property
 
 import numpy as np
 
-from graphpipe.graph.series_parallel import Leaf, Parallel, Series
+from graphpipe.graph.tree import Leaf, Parallel, Series, inner_first
 from graphpipe.planners.search.backtrack import Backtrack, ClosedStage, Mask, Walk, WalkStep, fullness
 from graphpipe.planners.search.relative_loads import SLACK, Float, RelativeLoads, Shares
 
@@ -86,13 +86,14 @@ class DynamicProgram:
     # The forward walk.
 
     def _walk(self, series: Series) -> Walk:
-        """Walk a series from its start; equal series share one walk."""
-        if (walk := self._walks.get(id(series))) is None:
-            signature = self._signature(series)
-            if signature not in self._known:
-                self._known[signature] = self._walked(series)
-            walk = self._walks[id(series)] = self._known[signature]
-        return walk
+        """Walk a series from its start, after the series in it. Equal series share one walk."""
+        for inner in inner_first(series) if id(series) not in self._walks else ():
+            if id(inner) not in self._walks:
+                signature = self._signature(inner)
+                if signature not in self._known:
+                    self._known[signature] = self._walked(inner)
+                self._walks[id(inner)] = self._known[signature]
+        return self._walks[id(series)]
 
     def _walked(self, series: Series) -> Walk:
         cuts = self._cuts[id(series)]
@@ -116,7 +117,7 @@ class DynamicProgram:
         riding = step.before + self._table[[self._row_of[op] for op in part.ops]].sum(axis=0)
         # Parallel case: the stage before the fork closes; the devices are split between the branches.
         merged = np.broadcast_to(np.where(step.closed, Float(0), Float(np.inf)), self._shape)
-        branches = tuple(self._walk(branch) for branch in part.branches)
+        branches = tuple(self._walks[id(branch)] for branch in part.branches)
         all_merged = [merged]
         for walk in branches:
             merged = self._convolve(merged, walk.after)
@@ -126,10 +127,11 @@ class DynamicProgram:
         return np.where(fullness(riding) <= fullness(merged), riding, merged)
 
     def _signature(self, series: Series) -> object:
+        # The walks of the series in it are known, and equal for equal series.
         parts = tuple(
             self._row_of[part.op]
             if isinstance(part, Leaf)
-            else tuple(self._signature(branch) for branch in part.branches)
+            else tuple(id(self._walks[id(branch)]) for branch in part.branches)
             for part in series.parts
         )
         return (parts, self._cuts[id(series)])

@@ -1,10 +1,10 @@
 """Rewrites of a decomposed graph for the partition search, and the bytes over its cuts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from graphpipe.graph import Graph
-from graphpipe.graph.series_parallel import Leaf, Parallel, Series
+from graphpipe.graph.tree import Leaf, Parallel, Series, inner_first, rewritten
 
 _HEAVY = 0.5
 """Share of the heaviest branch's work above which a branch counts as heavy."""
@@ -15,18 +15,21 @@ _Reads = dict[str, dict[str, list[tuple[str, float]]]]
 
 def mirrored(tree: Series) -> Series:
     """Return the tree of the graph with every edge reversed."""
-    return Series(
-        tuple(
-            part if isinstance(part, Leaf) else Parallel(tuple(mirrored(branch) for branch in part.branches))
-            for part in reversed(tree.parts)
+    known: dict[int, Series] = {}
+    for series in inner_first(tree):
+        known[id(series)] = Series(
+            tuple(
+                part if isinstance(part, Leaf) else Parallel(tuple(known[id(branch)] for branch in part.branches))
+                for part in reversed(series.parts)
+            )
         )
-    )
+    return known[id(tree)]
 
 
 def width(tree: Series) -> int:
     """Return the largest number of branches of any parallel block; 1 for a chain."""
-    blocks = [part for part in tree.parts if isinstance(part, Parallel)]
-    return max((max(len(block.branches), *map(width, block.branches)) for block in blocks), default=1)
+    parts = (part for series in inner_first(tree) for part in series.parts)
+    return max((len(part.branches) for part in parts if isinstance(part, Parallel)), default=1)
 
 
 def bundled(tree: Series, groups: int) -> Series:
@@ -35,18 +38,15 @@ def bundled(tree: Series, groups: int) -> Series:
     Neighbouring branches are put in series, so that every cut of the result is a cut of the graph. A stage may then
     hold the end of one branch and the start of the next, or several whole branches. One group is a chain.
     """
-    parts: list[Leaf | Parallel] = []
-    for part in tree.parts:
-        if isinstance(part, Leaf):
-            parts.append(part)
-            continue
-        branches = [bundled(branch, groups) for branch in part.branches]
+
+    def narrowed(block: Parallel, branches: list[Series]) -> Sequence[Leaf | Parallel]:
         count = len(branches)
         bounds = [count * group // min(groups, count) for group in range(min(groups, count) + 1)]
         chunks = [branches[low:high] for low, high in pairwise(bounds)]
         series = tuple(Series(tuple(inner for branch in chunk for inner in branch.parts)) for chunk in chunks)
-        parts += series[0].parts if len(series) == 1 else (Parallel(series),)
-    return Series(tuple(parts))
+        return series[0].parts if len(series) == 1 else (Parallel(series),)
+
+    return rewritten(tree, narrowed)
 
 
 def paired(tree: Series, shares: Mapping[str, float]) -> Series:
@@ -62,17 +62,18 @@ def paired(tree: Series, shares: Mapping[str, float]) -> Series:
         tree: the decomposed graph.
         shares: of each operator in the work.
     """
-    return Series(tuple(part if isinstance(part, Leaf) else _paired_branches(part, shares) for part in tree.parts))
+    return rewritten(tree, lambda block, branches: [_paired_branches(block, branches, shares)])
 
 
-def _paired_branches(block: Parallel, shares: Mapping[str, float]) -> Parallel:
+def _paired_branches(block: Parallel, rewritten_branches: list[Series], shares: Mapping[str, float]) -> Parallel:
+    inside = {id(branch): each for branch, each in zip(block.branches, rewritten_branches, strict=True)}
     lightest_last = sorted(block.branches, key=lambda branch: -_share(branch, shares))
     least = _HEAVY * _share(lightest_last[0], shares)
     count = max(2, sum(_share(branch, shares) > least for branch in lightest_last))
     groups = [[branch] for branch in block.branches if branch in lightest_last[:count]]
     for branch in lightest_last[count:]:
         min(groups, key=lambda group: sum(_share(other, shares) for other in group)).append(branch)
-    together = [tuple(part for branch in group for part in paired(branch, shares).parts) for group in groups]
+    together = [tuple(part for branch in group for part in inside[id(branch)].parts) for group in groups]
     return Parallel(tuple(Series(parts) for parts in together))
 
 
@@ -99,16 +100,15 @@ def cut_bytes(tree: Series, graph: Graph, *, reverse: bool = False) -> dict[int,
         for source, target, (_, value), count in graph.reads:
             reads[source].setdefault(value, []).append((target, count))
     cuts: dict[int, tuple[float, ...]] = {}
-    _collect(tree, reads, cuts)
+    for series in inner_first(tree):
+        cuts[id(series)] = _cuts_of(series, reads)
     return cuts
 
 
-def _collect(series: Series, reads: _Reads, cuts: dict[int, tuple[float, ...]]) -> list[str]:
-    """Fill `cuts` for a series and all series in it; return the operators of the series."""
+def _cuts_of(series: Series, reads: _Reads) -> tuple[float, ...]:
     part_of: dict[str, int] = {}
     for position, part in enumerate(series.parts):
-        inside = [part.op] if isinstance(part, Leaf) else [op for b in part.branches for op in _collect(b, reads, cuts)]
-        part_of.update(dict.fromkeys(inside, position))
+        part_of.update(dict.fromkeys(part.ops, position))
     end = len(series.parts)
     steps = [0.0] * (end + 2)
     for op, position in part_of.items():
@@ -123,5 +123,4 @@ def _collect(series: Series, reads: _Reads, cuts: dict[int, tuple[float, ...]]) 
     for step in steps[: end + 1]:
         running += step
         totals.append(max(0.0, running))
-    cuts[id(series)] = tuple(totals)
-    return list(part_of)
+    return tuple(totals)

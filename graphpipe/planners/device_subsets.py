@@ -1,0 +1,143 @@
+"""Plans on a part of a cluster: a node, a site, the devices of a type, and unions of these.
+
+Where links between nodes are slow, or some devices are, a plan on the rest can be faster than one on all of them:
+
+    two nodes of four devices, 1 Gb/s between them     subsets: one device, one node
+    8 fast devices at one site, 8 slow at another      subsets: one of each type, each site
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from graphpipe.cluster import Cluster, Link
+from graphpipe.cluster.levels import device_groups
+from graphpipe.costs import CostModel
+from graphpipe.errors import Infeasible
+from graphpipe.planners.problem.options import Options
+from graphpipe.planners.problem.partition import Problem
+from graphpipe.plans.plan import Plan
+
+_MOST_WORK = 10_000
+"""Operators times devices of a subset up to which plans for it are searched."""
+_UNIONS = 8
+"""Most unions of groups of one level that are tried."""
+_WORTH = 0.05
+"""The share of a step that messages must take before equal devices are left out."""
+_ENDLESS = 1e18
+"""Bytes per second of a link that takes no time."""
+
+Positions = tuple[int, ...]
+
+
+def with_device_subsets(
+    problem: Problem, plan: Plan, options: Options, find: Callable[[Problem, Options], Plan]
+) -> Plan:
+    """Return the plan, or a faster one that leaves a part of the cluster unused.
+
+    Leaving out devices helps where messages take time, or where some devices are slower than others. So equal devices
+    are searched only if the plan would be faster by `_WORTH` with links that take no time. A subset is searched only if
+    its devices could do the work of a step in less time than the plan, without messages and without waiting. Those that
+    could do it in the least time come first, because later ones must then be faster.
+
+    Args:
+        problem: graph, costs, cluster and batch.
+        plan: the best plan for all devices.
+        options: the caller's.
+        find: the search.
+    """
+    best = options.under_schedule(plan)
+    seconds = options.evaluate(best)
+    if len(problem.cluster.device_types) == 1 and options.evaluate(_without_messages(best)) > (1 - _WORTH) * seconds:
+        return best
+    subsets = [(_least_seconds(problem, subset), subset) for subset in device_subsets(problem.cluster)]
+    for least, subset in sorted(subsets):
+        if least >= seconds or len(problem.graph.ops) * len(subset) > _MOST_WORK:
+            continue
+        part = problem.cluster.only([problem.cluster.devices[device].name for device in subset])
+        try:
+            found = find(replace(problem, cluster=part), replace(options, most_seconds=seconds))
+        except Infeasible:  # Too little memory, or every plan is slower.
+            continue
+        found = _on_all(found, problem.cluster, subset)
+        if (found_seconds := options.evaluate(found)) < seconds:
+            best, seconds = found, found_seconds
+    return best
+
+
+def _without_messages(plan: Plan) -> Plan:
+    def free(link: Link) -> Link:
+        return replace(link, latency_seconds=0.0, bandwidth_bytes_per_second=_ENDLESS)
+
+    return replace(plan, cluster=plan.cluster.with_every_link(free), prediction=None)
+
+
+def device_subsets(cluster: Cluster) -> list[Positions]:
+    """Return parts of a cluster that a plan may have to itself. Of equal ones, only the first.
+
+    They are one device of each type, each group of each level of links (nodes, then what lies between, such as sites),
+    the devices of each type, and unions that begin with the strongest group and add the next.
+    """
+    everything = tuple(range(len(cluster.devices)))
+    types = [device.type for device in cluster.devices]
+    by_type = [tuple(at for at in everything if types[at] == name) for name in dict.fromkeys(types)]
+    subsets: dict[object, Positions] = {}
+    for subset in [*(same[:1] for same in by_type), *_unions(cluster, by_type)]:
+        subsets.setdefault(_shape(cluster, subset), subset)
+    for level in cluster.every_level:
+        groups = device_groups([device.node for device in cluster.devices], level)
+        members = [tuple(at for at in everything if groups[at] == group) for group in dict.fromkeys(groups)]
+        for subset in [*members, *_unions(cluster, members)]:
+            subsets.setdefault(_shape(cluster, subset), subset)
+    return [subset for subset in subsets.values() if len(subset) < len(everything)]
+
+
+def _unions(cluster: Cluster, groups: Sequence[Positions]) -> Iterator[Positions]:
+    # The strongest groups together: two, three and so on, or powers of two where there are many or all are equal.
+    def strength(group: Positions) -> float:
+        return sum(cluster.type_of(device).peak_flops_per_second for device in group)
+
+    ordered = sorted(groups, key=strength, reverse=True)
+    equal = len({strength(group) for group in groups}) == 1
+    powers = [2**number for number in range((len(ordered) - 1).bit_length())]
+    counts = powers if equal or len(ordered) > _UNIONS else range(1, len(ordered))
+    for count in counts:
+        yield tuple(sorted(device for group in ordered[:count] for device in group))
+
+
+def _shape(cluster: Cluster, subset: Positions) -> object:
+    # Equal for subsets between whose devices links and types are the same, unless single pairs have links of their own.
+    if cluster.pair_links:
+        return subset
+    groups: list[object] = []
+    for level in cluster.every_level:
+        groups_of = device_groups([device.node for device in cluster.devices], level)
+        types = {groups_of[at]: list[str]() for at in subset}
+        for at in subset:
+            types[groups_of[at]].append(cluster.devices[at].type)
+        groups.append(tuple(sorted(Counter(tuple(sorted(names)) for names in types.values()).items())))
+    return tuple(groups)
+
+
+def _least_seconds(problem: Problem, subset: Positions) -> float:
+    # All devices compute all the time, each the share of the mini-batch that its speed allows.
+    model = CostModel.of(problem.graph, problem.costs, problem.cluster, trains=problem.trains)
+    counts = Counter(problem.cluster.devices[device].type for device in subset)
+    rates = 0.0
+    for kind, count in counts.items():
+        seconds = sum(float(passes.sum()) for passes in model.seconds(kind, problem.batch_size))
+        rates += count / seconds if seconds else float("inf")
+    return 1.0 / rates
+
+
+def _on_all(plan: Plan, cluster: Cluster, subset: Positions) -> Plan:
+    # The same plan, with positions in the whole cluster.
+    stages = tuple(
+        replace(
+            stage,
+            devices=tuple(subset[device] for device in stage.devices),
+            offload_to=tuple(subset[device] for device in stage.offload_to),
+        )
+        for stage in plan.stages
+    )
+    return replace(plan, cluster=cluster, stages=stages, prediction=None)

@@ -1,0 +1,69 @@
+"""Plans on a part of a cluster, where the rest is too slow or too far away."""
+
+from dataclasses import replace
+
+import pytest
+
+import graphpipe as gp
+from graphpipe.cluster import Cluster, Device
+from graphpipe.planners.device_subsets import device_subsets
+from graphpipe.schedule.schedulers.registry import build_schedule
+from graphpipe.schedule.verify import verify
+from graphpipe.zoo_graphs.zoo_graph import find_zoo_graph
+
+FAST = replace(Cluster.preset("dgx-a100:1x1").device_types[0], name="fast")
+SLOW = replace(Cluster.preset("summit:1x1").device_types[0], name="slow")
+
+
+def cluster_of(nodes: dict[str, list[str]], gigabits: float = 1.0) -> Cluster:
+    base = Cluster.preset("summit:1x4")
+    far = replace(base.inter_node, bandwidth_bytes_per_second=gigabits * 125e6)
+    devices = [
+        Device(name=f"{node}{at}", type=kind, node=node)
+        for node, kinds in nodes.items()
+        for at, kind in enumerate(kinds)
+    ]
+    kinds = tuple(kind for kind in (FAST, SLOW) if any(device.type == kind.name for device in devices))
+    return Cluster(name="c", device_types=kinds, devices=tuple(devices), intra_node=base.intra_node, inter_node=far)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "subsets"),
+    [
+        # Of equal nodes the first, and unions of two, four, ...
+        ({"a": ["fast"] * 2, "b": ["fast"] * 2}, [(0,), (0, 1)]),
+        ({name: ["fast"] for name in "abcdef"}, [(0,), (0, 1), (0, 1, 2, 3)]),
+        # Two types: one device of each, each type, each node.
+        ({"a": ["slow"] * 2, "b": ["fast"] * 2}, [(0,), (2,), (2, 3), (0, 1)]),
+        # Types inside the nodes: the fast ones of all nodes are a subset too.
+        ({"a": ["fast", "slow"], "b": ["fast", "slow"]}, [(0,), (1,), (0, 2), (0, 1)]),
+    ],
+)
+def test_subsets_are_devices_types_groups_and_unions(nodes, subsets) -> None:
+    assert device_subsets(cluster_of(nodes)) == subsets
+
+
+@pytest.mark.parametrize("model", ["dlrm", "candle-uno"])
+def test_a_plan_is_not_slower_than_one_for_a_node_of_its_own(model) -> None:
+    # dlrm took 76.5 ms on two nodes over 1 Gb/s, and 53.2 ms on one of them: at most three devices were left out.
+    cluster = cluster_of({"a": ["slow"] * 4, "b": ["slow"] * 4})
+    graph = find_zoo_graph(model).graph
+    plan = gp.plan(graph, gp.estimate(graph, cluster), cluster, batch_size=512)
+    node = cluster.only([device.name for device in cluster.devices[:4]])
+    alone = gp.plan(graph, gp.estimate(graph, node), node, batch_size=512)
+    assert plan.prediction.step_seconds <= alone.prediction.step_seconds
+    assert plan.used_devices == (0, 1, 2, 3)
+    verify(plan, build_schedule(plan))
+
+
+def test_devices_anywhere_in_the_cluster_may_be_left_out() -> None:
+    # The fast devices come last, so the positions of a plan for them are not its positions in the cluster.
+    cluster = cluster_of({"slow": ["slow"] * 4, "fast": ["fast"] * 4})
+    graph = find_zoo_graph("dlrm").graph
+    plan = gp.plan(graph, gp.estimate(graph, cluster), cluster, batch_size=512)
+    assert plan.used_devices == (4, 5, 6, 7)
+    part = cluster.only([device.name for device in cluster.devices[4:]])
+    moved = tuple(replace(stage, devices=tuple(device - 4 for device in stage.devices)) for stage in plan.stages)
+    costs = gp.estimate(graph, part)
+    same = replace(plan, cluster=part, costs=costs, stages=moved, prediction=None)
+    assert gp.simulate(same).step_seconds == pytest.approx(plan.prediction.step_seconds)
