@@ -46,7 +46,7 @@ ROOMS = (
         "model/own_loss",
         "model/zoo",
     ),
-    *("simulator/lines", "simulator"),
+    *("simulator/events", "simulator/lines", "simulator"),
     *(
         "planners/problem",
         "planners/inference",

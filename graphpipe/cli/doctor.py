@@ -1,10 +1,14 @@
 """`graphpipe doctor`: check the installation and suggest repairs."""
 
 import argparse
+import json
 import os
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from graphpipe.cli.arguments import Subparsers, add_verb
+from graphpipe.cli.example_files import DIGITS, write_files
 from graphpipe.cli.output import Output
 from graphpipe.doctor import Finding
 from graphpipe.doctor.check_extras import check_extras
@@ -15,6 +19,9 @@ from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import from_body, to_body
 from graphpipe.report.tables.findings_table import findings_table
 from graphpipe.torchrun import under_torchrun
+
+if TYPE_CHECKING:
+    from graphpipe.doctor.first_minutes import StepResult
 
 CANNOT_WORK, RANKS_FAILED = 2, 4
 
@@ -27,6 +34,18 @@ def add(subparsers: Subparsers) -> None:
     parser.add_argument("--ranks", type=int, default=0, metavar="N", help="also start N local ranks and compare them")
     parser.add_argument(
         "--port", type=int, default=0, metavar="P", help="port on which they connect (default: any free port)"
+    )
+    parser.add_argument(
+        "--gpu",
+        action="store_true",
+        help="also do the first fifteen minutes of a machine with GPUs, and write a file to send",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        default="first-minutes",
+        metavar="FOLDER",
+        help="for the files of --gpu (default: first-minutes)",
     )
     parser.set_defaults(run=run)
 
@@ -41,9 +60,35 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidInput(f"is {args.ranks}, must not be negative", where="--ranks")
     if under_torchrun():
         return _check_as_rank(args)
+    if args.gpu:
+        return _first_minutes(Output(args.json), Path(args.output))
     own = [*_check_here(max(1, args.ranks), args.port)]
     ranks = [] if not args.ranks or _problems(own) else _local_ranks(args.ranks, args.port)
     return _show(Output(args.json), own, ranks)
+
+
+def _first_minutes(output: Output, folder: Path) -> int:
+    """Run the steps on this machine's GPUs, show each beside what was expected, and write all of it to a file."""
+    from graphpipe.devices.registry import usable_accelerator
+    from graphpipe.doctor.first_minutes import first_minutes, graphpipe
+    from graphpipe.doctor.this_machine import cluster_here
+
+    if (kind := usable_accelerator()) is None:
+        output.show("This machine has no GPU that torch can use, so there is nothing to try: see `graphpipe doctor`.")
+        output.emit({"ok": False, "steps": []})
+        return CANNOT_WORK
+    write_files(DIGITS, folder)
+    here = cluster_here(kind, folder)
+    results: list[StepResult] = []
+    for result in first_minutes(here, kind.count(), folder / DIGITS.names[0], folder, graphpipe):
+        output.show(f"{result.status:11}  {result.name}: expected {result.expected}; found {result.found}")
+        results.append(result)
+    body = {"ok": all(each.status != "differs" for each in results), "steps": [to_body(each) for each in results]}
+    file = folder / "first-minutes.json"
+    file.write_text(json.dumps(body | {"machine": [to_body(each) for each in _check_here(1, 0)]}, indent=1))
+    output.show(f"Send this file if something differs: {file}")
+    output.emit(body)
+    return 0 if body["ok"] else RANKS_FAILED
 
 
 def _check_here(ranks: int, port: int) -> list[Finding]:

@@ -11,7 +11,8 @@ from typing import Any
 from pydantic import ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 from graphpipe.cluster.cluster_file import file_fields
-from graphpipe.cluster.device import HOST_BANDWIDTH, Device, DeviceType, HostMemory, Link, LinkLevel, PairLink
+from graphpipe.cluster.default_fields import without_default_fields
+from graphpipe.cluster.device import Device, DeviceType, HostMemory, Link, LinkLevel, PairLink
 from graphpipe.cluster.levels import BETWEEN, INSIDE, check_levels, device_groups, every_level, levels_of
 from graphpipe.cluster.link_levels import LinkLevels
 from graphpipe.cluster.presets import preset_fields
@@ -138,6 +139,24 @@ class Cluster:
         """Return the nearest level that joins two devices (positions in `devices`)."""
         return next(level for level, groups in self._groups if groups[first] == groups[second])
 
+    @property
+    def cores(self) -> dict[str, float]:
+        """The cores of each node, if its devices share them."""
+        return {} if self.cores_per_node is None else dict.fromkeys(self._nodes, float(self.cores_per_node))
+
+    @cached_property
+    def shares_ports(self) -> bool:
+        """Whether all messages of a device share its bandwidth, at a level that joins several devices."""
+        near, *farther = (level for level in self.every_level if level.link.shared or level.name == INSIDE)
+        shared = near.link.shared and len(set(self._nodes)) < len(self._nodes)
+        return shared or any(len(nodes) > 1 for level in farther for nodes in level.nodes)
+
+    def port(self, first: int, second: int) -> str:
+        """Return the level at which messages between two devices share the ports of both; empty if they do not share
+        them."""
+        link = self.link(first, second)
+        return self.level(first, second).name if link is not None and link.shared else ""
+
     def with_level_links(self, links: Mapping[str, Link]) -> "Cluster":
         """Return the cluster with other links of some levels, given by the names of the levels."""
         return replace(
@@ -188,13 +207,21 @@ class Cluster:
     def slowest_link(self, devices: tuple[int, ...]) -> Link | None:
         """Return the slowest link in the ring over `devices`, in their order; None for one device."""
         if devices not in self._rings:
-            self._rings[devices] = self._slowest_link(devices)
+            self._rings[devices] = self.link(*self._slowest_pair(devices))
         return self._rings[devices]
 
-    def _slowest_link(self, devices: tuple[int, ...]) -> Link | None:
-        ring = [self.link(here, there) for here, there in zip(devices, devices[1:] + devices[:1], strict=True)]
-        links = [link for link in ring if link is not None]
-        return min(links, key=lambda link: (link.bandwidth_bytes_per_second, -link.latency_seconds), default=None)
+    def _slowest_pair(self, devices: tuple[int, ...]) -> tuple[int, int]:
+        def speed(pair: tuple[int, int]) -> tuple[float, float]:
+            link = self._link_between(*pair)
+            return link.bandwidth_bytes_per_second, -link.latency_seconds
+
+        ring = zip(devices, devices[1:] + devices[:1], strict=True)
+        return min((pair for pair in ring if pair[0] != pair[1]), key=speed, default=(devices[0], devices[0]))
+
+    def ring_port(self, devices: tuple[int, ...]) -> str:
+        """Return the level at which a collective over `devices` takes the ports of all of them: that of the slowest
+        link in the ring; empty if this link is not shared."""
+        return self.port(*self._slowest_pair(devices))
 
     def without(self, names: Collection[str]) -> "Cluster":
         """Return the cluster without these devices.
@@ -257,27 +284,6 @@ class Cluster:
         return Cluster.load(text) if text.endswith(".toml") else Cluster.preset(text)
 
 
-def without_default_fields(cluster: dict[str, Any]) -> dict[str, Any]:
-    """Return the body of a cluster as fingerprints use it.
-
-    Clusters of schema version 1 did not say `duplex`, nor anything about the memory of nodes or the work of a byte. A
-    cluster of two levels has no field `levels`.
-    """
-    link, kind = {"processor_seconds_per_byte": 0.0}, {"host_bandwidth_bytes_per_second": HOST_BANDWIDTH}
-    pairs: list[dict[str, Any]] = cluster["pair_links"]
-    types: list[dict[str, Any]] = cluster["device_types"]
-    return _without(cluster, {"duplex": False, "host_memory": []}) | {
-        "intra_node": _without(cluster["intra_node"], link),
-        "inter_node": _without(cluster["inter_node"], link),
-        "pair_links": [pair | {"link": _without(pair["link"], link)} for pair in pairs],
-        "device_types": [_without(each, kind) for each in types],
-    }
-
-
-def _without(body: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    return {field: value for field, value in body.items() if field not in defaults or value != defaults[field]}
-
-
 def _check(cluster: Cluster) -> None:
     where = f"cluster '{cluster.name}'"
     if not cluster.devices:
@@ -328,6 +334,9 @@ def _check_links(cluster: Cluster, where: str) -> None:
                 raise InvalidInput(f"a pair link names unknown device '{end}'", where=where)
         if pair.first == pair.second:
             raise InvalidInput(f"a pair link joins '{pair.first}' to itself", where=where)
+        if pair.link.shared:
+            remedy = "Let the link of a level be shared, or leave it out."
+            raise InvalidInput("a link between two devices cannot be shared", where=where, remedy=remedy)
         links[f"pair link {pair.first} - {pair.second}"] = pair.link
     for name, link in links.items():
         _positive(link.bandwidth_bytes_per_second, f"{where}, {name}, bandwidth_bytes_per_second")

@@ -10,6 +10,7 @@ latency = "5 us"
 bandwidth = "50 GB/s"
 processor = "0 us"                  # optional: work per message of the device at each end (CPU processes)
 processor_bandwidth = "2.5 GB/s"    # optional: how fast such a device copies a message (default: without work)
+shared = true                       # optional: all messages of a device share this bandwidth (default: they do not)
 
 [inter_node]                        # optional with one node
 latency = "15 us"
@@ -74,6 +75,7 @@ _KEYS = (
     *("intra_node", "inter_node", "levels", "device_types", "nodes", "pair_links"),
 )
 _LINK_KEYS = ("latency", "bandwidth", "processor", "processor_bandwidth")
+_LEVEL_KEYS = (*_LINK_KEYS, "shared")
 _TYPE_KEYS = (
     *("memory", "peak", "peak_bf16", "peak_fp16", "memory_bandwidth"),
     *("launch", "half_peak_flops", "host_bandwidth"),
@@ -113,12 +115,12 @@ def file_fields(path: str | Path) -> ClusterFields:
 
 
 def _link(section: Section) -> Link:
-    section.only(*_LINK_KEYS)
+    section.only(*_LEVEL_KEYS)
     return _latency_and_bandwidth(section)
 
 
 def _level(section: Section, nodes: list[str]) -> LinkLevel:
-    section.only("name", "nodes", *_LINK_KEYS)
+    section.only("name", "nodes", *_LEVEL_KEYS)
     groups = tuple(tuple(_matching(section, name, nodes)) for name in section.lists("nodes"))
     return LinkLevel(name=section.text("name"), link=_latency_and_bandwidth(section), nodes=groups)
 
@@ -144,6 +146,7 @@ def _latency_and_bandwidth(section: Section) -> Link:
         bandwidth_bytes_per_second=section.quantity("bandwidth", parse_rate),
         processor_seconds=section.quantity("processor", parse_seconds, default=0.0, zero=True),
         processor_seconds_per_byte=1 / section.quantity("processor_bandwidth", parse_rate) if copies else 0.0,
+        shared=section.flag("shared", False),
     )
 
 

@@ -58,6 +58,8 @@ def _link(link: Link) -> Iterator[str]:
         yield f"processor = {link.processor_seconds!r}"
     if link.processor_seconds_per_byte:
         yield f"processor_bandwidth = {1 / link.processor_seconds_per_byte!r}"
+    if link.shared:
+        yield "shared = true"
 
 
 def _type(kind: DeviceType) -> Iterator[str]:

@@ -20,6 +20,15 @@ class Link:
     processes that send and receive messages themselves."""
     processor_seconds_per_byte: float = 0.0
     """Seconds of the same work for each byte, because such a process copies its messages."""
+    shared: bool = False
+    """Whether a device has this bandwidth once in each direction for all its messages at this level, through a port of
+    its own. If not, it has the bandwidth once for every other device."""
+
+    @model_serializer(mode="wrap")
+    def _body(self, body_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A link that is not shared has the body that it had before there were ports.
+        body: dict[str, Any] = body_of(self)
+        return body if self.shared else {field: value for field, value in body.items() if field != "shared"}
 
     def work_seconds(self, count: float) -> float:
         """Return the seconds of work that a message of `count` bytes costs the device at each end."""

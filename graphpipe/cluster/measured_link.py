@@ -1,7 +1,7 @@
 """A link that was measured between two ranks, and a cluster with the measured figures."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from statistics import median
 
 from graphpipe.cluster.cluster import Cluster
@@ -23,12 +23,13 @@ def with_links(cluster: Cluster, measured: Sequence[MeasuredLink]) -> Cluster:
     """Return the cluster with measured links: of each level, the median of each figure over the pairs of the level.
 
     A level without a measurement keeps its figures, except that the links of a single node are all alike. Links of
-    single pairs stay.
+    single pairs stay, and so does whether the messages of a device share a port, because pairs are measured one by one.
     """
     links: dict[str, list[Link]] = {}
     for each in measured:
         links.setdefault(_level(cluster, each), []).append(each.link)
-    medians = {level: _median(known) for level, known in links.items()}
+    shared = {level.name: level.link.shared for level in cluster.every_level}
+    medians = {level: replace(_median(known), shared=shared[level]) for level, known in links.items()}
     if len({device.node for device in cluster.devices}) == 1:
         medians = {BETWEEN: medians.get(INSIDE, cluster.intra_node)} | medians
     return cluster.with_level_links(medians)
@@ -44,4 +45,9 @@ def _level(cluster: Cluster, measured: MeasuredLink) -> str:
 
 
 def _median(links: Sequence[Link]) -> Link:
-    return Link(**{each.name: median(getattr(link, each.name) for link in links) for each in fields(Link)})
+    return Link(
+        latency_seconds=median(link.latency_seconds for link in links),
+        bandwidth_bytes_per_second=median(link.bandwidth_bytes_per_second for link in links),
+        processor_seconds=median(link.processor_seconds for link in links),
+        processor_seconds_per_byte=median(link.processor_seconds_per_byte for link in links),
+    )

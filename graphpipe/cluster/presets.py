@@ -33,6 +33,8 @@ class _Machine:
 # figures for NCCL and CUDA. half_peak_flops is an assumption about matrix products: a V100 reaches two thirds of its
 # peak with 1024 x 1024 x 1024 (2.1 GFLOP), and faster devices need products larger in the same proportion (64 us at
 # peak, in every precision). These figures were not fitted to the published results of any planner.
+# A device has one port to a switch, which all its messages share: to NVSwitch in the DGX machines, and to the network
+# everywhere. On Summit two bricks of NVLink lead from a GPU to each of the others, so it shares nothing inside a node.
 _MACHINES = {
     "summit": _Machine(
         device=DeviceType(
@@ -46,7 +48,7 @@ _MACHINES = {
             host_bandwidth_bytes_per_second=43e9,
         ),
         intra_node=Link(latency_seconds=8e-6, bandwidth_bytes_per_second=43e9),
-        inter_node=Link(latency_seconds=15e-6, bandwidth_bytes_per_second=10.6e9),
+        inter_node=Link(latency_seconds=15e-6, bandwidth_bytes_per_second=10.6e9, shared=True),
         host_memory_bytes=512e9,
     ),
     "dgx-a100": _Machine(
@@ -61,8 +63,8 @@ _MACHINES = {
             half_peak_flops=1.25e9,
             host_bandwidth_bytes_per_second=13e9,
         ),
-        intra_node=Link(latency_seconds=8e-6, bandwidth_bytes_per_second=255e9),
-        inter_node=Link(latency_seconds=15e-6, bandwidth_bytes_per_second=21e9),
+        intra_node=Link(latency_seconds=8e-6, bandwidth_bytes_per_second=255e9, shared=True),
+        inter_node=Link(latency_seconds=15e-6, bandwidth_bytes_per_second=21e9, shared=True),
         host_memory_bytes=2e12,
     ),
     "dgx-h100": _Machine(
@@ -77,8 +79,8 @@ _MACHINES = {
             half_peak_flops=4.3e9,
             host_bandwidth_bytes_per_second=27e9,
         ),
-        intra_node=Link(latency_seconds=8e-6, bandwidth_bytes_per_second=380e9),
-        inter_node=Link(latency_seconds=15e-6, bandwidth_bytes_per_second=42e9),
+        intra_node=Link(latency_seconds=8e-6, bandwidth_bytes_per_second=380e9, shared=True),
+        inter_node=Link(latency_seconds=15e-6, bandwidth_bytes_per_second=42e9, shared=True),
         host_memory_bytes=2e12,
     ),
 }
@@ -112,9 +114,9 @@ def preset_forms() -> list[str]:
     return ["local:4", *(f"{name}:2x4" for name in _MACHINES)]
 
 
-def accelerator_types() -> frozenset[str]:
-    """Return the types of device of the presets, as part of the names that such devices give themselves."""
-    return frozenset(machine.device.name for machine in _MACHINES.values())
+def accelerator_presets() -> dict[str, str]:
+    """Return the preset of each type of device. The type is part of the names that such devices give themselves."""
+    return {machine.device.name: preset for preset, machine in _MACHINES.items()}
 
 
 def _sizes(spec: str, size: str, pattern: str, form: str) -> list[int]:

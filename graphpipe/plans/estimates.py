@@ -216,10 +216,11 @@ def period_seconds(plan: Plan) -> float:
 
     A device computes its stages and handles their messages. If transfers do not overlap computation, they take both of
     their devices too. A node whose devices share cores is busy with all of their work. Only one transfer at a time goes
-    from one device to another.
+    from one device to another. All transfers of a device share its port in each direction where a link is shared.
     """
     devices = dict.fromkeys(plan.used_devices, 0.0)
     links: dict[tuple[int, int], float] = {}
+    ports: dict[tuple[int, str, bool], float] = {}
     for number, stage in enumerate(plan.stages):
         for device in stage.devices:
             seconds = plan.cost_model.task_seconds(stage.ops, device, stage.micro_batch / stage.degree).forward
@@ -237,6 +238,10 @@ def period_seconds(plan: Plan) -> float:
                 fewer = min(source.degree, target.degree)
                 sent = messages * plan.cost_model.transfer_seconds(share, one, other) / fewer
                 links[one, other] = links.get((one, other), 0.0) + sent
+                if level := plan.cluster.port(one, other):
+                    moved = messages * share / fewer * plan.cluster.seconds_per_byte(one, other)
+                    for port in ((one, level, True), (other, level, False)):
+                        ports[port] = ports.get(port, 0.0) + moved
                 for end in (one, other):
                     devices[end] += messages * plan.cost_model.message_seconds(share / fewer, one, other)
                     devices[end] += 0.0 if plan.cluster.overlap else sent
@@ -244,7 +249,7 @@ def period_seconds(plan: Plan) -> float:
     for device, busy in devices.items():
         node = plan.cluster.devices[device].node
         nodes[node] = nodes.get(node, 0.0) + busy / (plan.cluster.cores_per_node or float("inf"))
-    return max(*devices.values(), *nodes.values(), *links.values(), 0.0)
+    return max(*devices.values(), *nodes.values(), *links.values(), *ports.values(), 0.0)
 
 
 def task_count(plan: Plan) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, cast
 
-from graphpipe.cluster.cluster import without_default_fields
+from graphpipe.cluster.default_fields import without_default_fields
 from graphpipe.costs.cost_table import without_default_loads
 from graphpipe.graph.operator_graph import fingerprinted
 

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ConfigDict
 
 from graphpipe.cluster import Cluster
-from graphpipe.cluster.cluster import without_default_fields
+from graphpipe.cluster.default_fields import without_default_fields
 from graphpipe.costs import CostModel, CostTable
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.files.json_body import digest, from_body, to_body

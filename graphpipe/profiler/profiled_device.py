@@ -3,7 +3,7 @@
 import torch
 
 from graphpipe.cluster import Cluster
-from graphpipe.cluster.presets import accelerator_types
+from graphpipe.cluster.presets import accelerator_presets
 from graphpipe.devices.device_kind import DeviceKind
 from graphpipe.devices.registry import usable_accelerator
 from graphpipe.errors import InvalidInput
@@ -36,11 +36,11 @@ def profiled_device(cluster: Cluster) -> torch.device:
     if cluster.on_processors:
         return torch.device("cpu")
     if kind is None:
-        if cluster.cores_per_node is None or name in accelerator_types():
+        if cluster.cores_per_node is None or name in accelerator_presets():
             raise _refusal(cluster, name, "this machine has no accelerator that torch can use")
         return torch.device("cpu")
     device = torch.device(kind.name, (local_rank() or 0) % kind.count())
-    if name in accelerator_types() and not _is_called(kind, device, name):
+    if name in accelerator_presets() and not _is_called(kind, device, name):
         raise _refusal(cluster, name, f"this machine has {kind.describe(device)}")
     return device
 

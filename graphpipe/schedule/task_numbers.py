@@ -195,7 +195,9 @@ def samples_along(plan: Plan, edge: int, batch_size: int) -> CommonSamples:
     return common_samples(batch_size, source.micro_batch, source.degree, target.micro_batch, target.degree)
 
 
-def equal_devices(own: Iterable[Hashable], channels: Mapping[tuple[int, int], Hashable]) -> list[int]:
+def equal_devices(
+    own: Iterable[Hashable], channels: Mapping[tuple[int, int], Hashable], *, counted: bool = False
+) -> list[int]:
     """Return for each device the first one that does the same at the same times.
 
     Colour refinement: devices with equal work get equal colours. Devices that receive other messages, or the same
@@ -204,13 +206,16 @@ def equal_devices(own: Iterable[Hashable], channels: Mapping[tuple[int, int], Ha
     Args:
         own: the work of each device.
         channels: what each device sends another one.
+        counted: whether it matters how many devices of a colour send the same to a device.
     """
     colours = first_equal(own)
     arriving: list[list[tuple[int, int]]] = [[] for _ in colours]
     for (source, target), kind in zip(channels, first_equal(channels.values()), strict=True):
         arriving[target].append((source, kind))
     while True:
-        refined = first_equal([(colours[at], _coloured(some, colours)) for at, some in enumerate(arriving)])
+        coloured = [_coloured(some, colours) for some in arriving]
+        seen = [tuple(sorted(some)) for some in coloured] if counted else [frozenset(some) for some in coloured]
+        refined = first_equal(zip(colours, seen, strict=True))
         if refined == colours:
             return colours
         colours = refined
@@ -222,5 +227,5 @@ def first_equal(items: Iterable[Hashable]) -> list[int]:
     return [first.setdefault(item, position) for position, item in enumerate(items)]
 
 
-def _coloured(arriving: Sequence[tuple[int, int]], colours: Sequence[int]) -> frozenset[tuple[int, int]]:
-    return frozenset([(colours[source], kind) for source, kind in arriving])
+def _coloured(arriving: Sequence[tuple[int, int]], colours: Sequence[int]) -> list[tuple[int, int]]:
+    return [(colours[source], kind) for source, kind in arriving]

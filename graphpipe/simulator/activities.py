@@ -10,47 +10,10 @@ from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import stage_memory
 from graphpipe.plans.sharding import SampleRange, sample_range
 from graphpipe.schedule import Compute, Fetch, LoweredSchedule, Offload, Reduce, ReduceTied, Send, StageTask, Transfer
-from graphpipe.simulator.engine import Activity
+from graphpipe.simulator.events.engine import Activity
+from graphpipe.simulator.events.port_queue import Port, Uses, both_ways
+from graphpipe.simulator.simulated_work import HostCopy, MessageHandling, OptimizerStep, SimulatedWork, WeightGather
 from graphpipe.simulator.step_loads import StepLoads
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizerStep:
-    """The optimizer step of a device."""
-
-    device: int
-
-
-@dataclass(frozen=True, slots=True)
-class WeightGather:
-    """The replicas of a stage gather its sharded weights before the first task."""
-
-    stage: int
-
-
-@dataclass(frozen=True, slots=True)
-class MessageHandling:
-    """The work of a device to send or receive messages."""
-
-    device: int
-
-
-@dataclass(frozen=True, slots=True)
-class HostCopy:
-    """A device copies what a stage offloads of a micro-batch to the memory of its node or to a neighbour, or back."""
-
-    device: int
-    kind: Literal["evict", "fetch"]
-    stage: int
-    micro_batch: int
-    bytes: float
-    neighbour: int | None
-
-
-SimulatedWork = (
-    tuple[int, StageTask] | Transfer | MessageHandling | HostCopy | Reduce | ReduceTied | WeightGather | OptimizerStep
-)
-"""The meaning of an activity. A pair is a device and its task."""
 
 
 @dataclass(slots=True)
@@ -71,6 +34,8 @@ class Activities:
     """The last task of each stage on each device."""
     _channels: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     """The last transfer from one device to another."""
+    _uses: dict[tuple[int, int], Uses] = field(default_factory=dict[tuple[int, int], Uses])
+    """The ports of messages from one device to another."""
     _exchanged: set[int] = field(default_factory=set[int])
     """The transfers that go at the same time as another one in the opposite direction."""
     _reduced: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
@@ -165,10 +130,32 @@ class Activities:
     def _ended(self, device: int) -> list[int]:
         return self._reduced.get(device, []) + self._last_of(device)
 
-    def _add(self, what: SimulatedWork, seconds: float, needs: list[int], pool: str | None = None) -> int:
-        self.all.append(Activity(seconds, tuple(needs), pool))
+    def _add(
+        self,
+        what: SimulatedWork,
+        seconds: float,
+        needs: list[int],
+        pool: str | None = None,
+        uses: Uses = (),
+        delay: float = 0.0,
+    ) -> int:
+        self.all.append(Activity(seconds, tuple(needs), pool, uses, delay))
         self.what.append(what)
         return len(self.all) - 1
+
+    def _add_message(self, what: SimulatedWork, seconds: float, needs: list[int], source: int, target: int) -> int:
+        """Add a message that the devices at its ends do not wait for. Of one to another, one goes at a time."""
+        link = self.plan.cluster.link(source, target)
+        assert link is not None, "a message goes from one device to another"
+        if (source, target) in self._channels:
+            needs = [*needs, self._channels[source, target]]
+        if (uses := self._uses.get((source, target))) is None:
+            level = self.plan.cluster.port(source, target)
+            uses = ((Port(source, level, True), 1), (Port(target, level, False), 1)) if level else ()
+            self._uses[source, target] = uses
+        delay = link.latency_seconds if seconds else 0.0
+        self._channels[source, target] = number = self._add(what, seconds, needs, uses=uses, delay=delay)
+        return number
 
     def _last_of(self, *devices: int) -> list[int]:
         return [self._last[device] for device in devices if device in self._last]
@@ -224,11 +211,9 @@ class Activities:
         if not self.plan.cluster.overlap:
             self._last[source] = self._last[target] = self._add(what, seconds, needs + self._last_of(source, target))
             return self._last[source]
-        busy = [self._channels[source, target]] if (source, target) in self._channels else []
         # The neighbour sends when its own tasks have come so far.
-        needs = needs + busy + (self._last_of(source) if what.kind == "fetch" else [])
-        number = self._channels[source, target] = self._add(what, seconds, needs)
-        return number
+        needs = needs + (self._last_of(source) if what.kind == "fetch" else [])
+        return self._add_message(what, seconds, needs, source, target)
 
     def _handle(self, device: int, seconds: float, needs: list[int]) -> int:
         self._last[device] = self._add(MessageHandling(device), seconds, needs, self.plan.cluster.devices[device].node)
@@ -263,9 +248,7 @@ class Activities:
             self._arrived_seconds[arriving] = self._arrived_seconds.get(arriving, 0.0) + handling
         if self.plan.cluster.overlap:
             # The last activity of the source produced the values, or handles the message.
-            busy = [self._channels[source, target]] if (source, target) in self._channels else []
-            number = self._add(transfer, seconds, self._last_of(source) + busy)
-            self._channels[source, target] = number
+            number = self._add_message(transfer, seconds, self._last_of(source), source, target)
         else:
             number = self._occupy_both(transfer, seconds)
         self._received.setdefault((target, transfer.target_task), []).append(number)
@@ -317,7 +300,8 @@ class Activities:
             ends = [self._handle(device, work, ends + self._last_of(device)) for device in devices]
         needs = ends + [number for device in devices for number in self._reduced.get(device, [])[-1:]]
         needs += [] if overlap else self._last_of(*devices)
-        number = self._add(what, seconds, needs)
+        level = self.plan.cluster.ring_port(devices) if overlap else ""
+        number = self._add(what, seconds, needs, uses=both_ways(devices, level) if level else ())
         for device in devices:
             self._reduced.setdefault(device, []).append(number)
             if not overlap:

@@ -12,6 +12,7 @@ from graphpipe.schedule.schedulers.registry import build_unverified
 from graphpipe.schedule.task_numbers import TaskNumbers
 from graphpipe.schedule.verify import verify
 from graphpipe.simulator.lines.line_times import LineTimes, line_times
+from graphpipe.simulator.lines.port_times import Reduction, port_times
 from graphpipe.simulator.lines.repeating_period import Period
 
 
@@ -59,7 +60,8 @@ def schedule_times(plan: Plan, schedule: Schedule) -> LineTimes:
     Raises:
         InvalidInput: the schedule deadlocks.
     """
-    times = line_times(Period(plan, schedule))
+    period = Period(plan, schedule)
+    times = port_times(period, _reductions(plan, schedule)) if period.ports else line_times(period)
     if times is None:
         verify(plan, schedule)  # Raises an error that names the deadlocked tasks.
     assert times is not None, "a schedule that does not deadlock ends"
@@ -68,10 +70,31 @@ def schedule_times(plan: Plan, schedule: Schedule) -> LineTimes:
 
 def step_end(plan: Plan, schedule: Schedule, times: LineTimes) -> float:
     """Return when a step ends: gradients are summed and weights updated after the last tasks."""
+    if times.step_seconds is not None:
+        return times.step_seconds
     last = _last_tasks(plan, schedule)
     order = _reduction_order(plan, last) or _logical_order(plan, schedule)
     ends = dict(zip(plan.used_devices, times.ends, strict=True))
     return _updated(plan, order, {key: ends[key[0]][at] for key, at in last.items()})
+
+
+def _reductions(plan: Plan, schedule: Schedule) -> list[Reduction]:
+    """Return the sums of gradients at the end of a step, in the order in which devices do them."""
+    last, port = _last_tasks(plan, schedule), plan.cluster.ring_port
+    line = {device: number for number, device in enumerate(plan.used_devices)}
+    reductions: list[Reduction] = []
+    for number in _reduction_order(plan, last) or _logical_order(plan, schedule):
+        devices = plan.stages[number].devices
+        if len(devices) > 1:
+            shares = {line[device]: last[device, number] for device in devices}
+            reductions.append(Reduction(shares, plan.reduce_seconds(number), port(devices)))
+    for number, tied in enumerate(plan.tied_gradients):
+        shares = dict[int, int]()
+        for stage in tied.stages:
+            for device in plan.stages[stage].devices:
+                shares[line[device]] = max(shares.get(line[device], 0), last[device, stage])
+        reductions.append(Reduction(shares, plan.tied_gradients_seconds(tied), port(tied.devices), number))
+    return reductions
 
 
 LastTasks = Mapping[tuple[int, int], int]

@@ -11,9 +11,10 @@ from graphpipe.plans import Plan
 from graphpipe.plans.sharding import SampleRange, sample_range
 from graphpipe.schedule import LoweredSchedule
 from graphpipe.schedule.schedule import Kind
-from graphpipe.simulator.activities import Activities, OptimizerStep
-from graphpipe.simulator.engine import Activity, ends_of_steps, run_shared
+from graphpipe.simulator.activities import Activities
+from graphpipe.simulator.events.engine import Activity, ends_of_steps, run_shared
 from graphpipe.simulator.lines.repeating_period import KINDS
+from graphpipe.simulator.simulated_work import OptimizerStep
 from graphpipe.simulator.step_loads import DRAWN_STEPS, StepLoads, draw_loads
 
 Array = NDArray[np.float64]
@@ -41,9 +42,9 @@ class DrawnSteps:
     @cached_property
     def step_seconds(self) -> list[float]:
         """Seconds of every step."""
-        if self.plan.cluster.cores_per_node is None:
+        cores = self.plan.cluster.cores
+        if not cores and not any(activity.uses for activity in self.activities.all):
             return ends_of_steps(self.activities.all, self.seconds).max(axis=0).tolist()
-        cores = {device.node: self.plan.cluster.cores_per_node for device in self.plan.cluster.devices}
         steps = range(self.seconds.shape[1])
         return [max(interval.end for interval in run_shared(self.lasting(step), cores)) for step in steps]
 

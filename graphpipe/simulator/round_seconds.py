@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from graphpipe.schedule.gradient_tasks.layer_tasks import LayerTask
 from graphpipe.schedule.gradient_tasks.rounds import Rounds
-from graphpipe.simulator.engine import Activity, run
+from graphpipe.simulator.events.engine import Activity, run
 
 _MINI_BATCHES = 8
 """Over which the period is measured, after all devices have work."""

@@ -9,18 +9,13 @@ from graphpipe.schedule.schedulers.registry import build_schedule
 from graphpipe.schedule.segments.build_segment import build_segment
 from graphpipe.schedule.segments.planned_versions import delays
 from graphpipe.schedule.verify import verify
-from graphpipe.simulator.activities import (
-    Activities,
-    HostCopy,
-    MessageHandling,
-    OptimizerStep,
-    SimulatedWork,
-    WeightGather,
-)
+from graphpipe.simulator.activities import Activities
 from graphpipe.simulator.drawn_steps import DrawnSteps
-from graphpipe.simulator.engine import Activity, Interval, run, run_shared
+from graphpipe.simulator.events.engine import Activity, Interval, run, run_shared
 from graphpipe.simulator.memory import memory_over_time
+from graphpipe.simulator.simulated_work import HostCopy, MessageHandling, OptimizerStep, SimulatedWork, WeightGather
 from graphpipe.simulator.step_loads import StepLoads
+from graphpipe.simulator.verify_ports import verify_ports
 from graphpipe.trace import Span, SpanKind, Trace
 
 Happened = list[tuple[SimulatedWork, Interval]]
@@ -37,6 +32,7 @@ def simulate(
     """Return the predicted trace of one training step of the plan, or of a segment of several mini-batches.
 
     A device runs one task at a time, in the schedule's order. Transfers from one device to another run one at a time.
+    Where a link is shared, all transfers and reductions of a device at that level share its port in each direction.
     If the cluster overlaps, a transfer starts as soon as its values are produced, and transfers and reductions run in
     parallel with the tasks. If not, they occupy the devices at both ends; if it is duplex, two devices that send to
     each other do so at the same time. Tasks on a node with fewer cores than running tasks share the cores equally. The
@@ -87,6 +83,8 @@ def _length(happened: Happened) -> float:
 
 def _trace(plan: Plan, lowered: LoweredSchedule, happened: Happened) -> Trace:
     cluster = plan.cluster
+    if cluster.overlap and cluster.shares_ports:
+        verify_ports(plan, happened)
     spans = [span for what, when in happened for span in _spans_of(plan, what, when)]
     spans.sort(key=lambda span: (span.device, span.start_seconds, span.end_seconds))
     return Trace(
@@ -143,10 +141,10 @@ def critical_work(plan: Plan) -> Happened:
 
 
 def _intervals(plan: Plan, activities: Sequence[Activity]) -> Sequence[Interval]:
-    cluster = plan.cluster
-    if cluster.cores_per_node is None:
+    cores = plan.cluster.cores
+    if not cores and not any(activity.uses for activity in activities):
         return run(activities)
-    return run_shared(activities, {device.node: cluster.cores_per_node for device in cluster.devices})
+    return run_shared(activities, cores)
 
 
 _Record = tuple[int, SpanKind, int, int, int, float]

@@ -19,6 +19,7 @@ from graphpipe.schedule.segments.planned_versions import delays
 from graphpipe.schedule.verify import verify
 from graphpipe.simulator.critical_path import applies
 from graphpipe.simulator.lines.line_times import line_times
+from graphpipe.simulator.lines.port_times import port_times
 from graphpipe.simulator.lines.repeating_period import KINDS, Period
 from graphpipe.simulator.simulate import happen_lowered
 
@@ -134,7 +135,7 @@ def timed_tasks(plan: Plan, schedule: Schedule) -> Sequence[TimedTask]:
     """
     if applies(plan) and (not plan.shares_devices or all(stage.degree == 1 for stage in plan.stages)):
         period = Period(plan, schedule)
-        if (times := line_times(period)) is not None:
+        if (times := (port_times if period.ports else line_times)(period)) is not None:
             return [timed for line, ends in enumerate(times.ends) for timed in _on_line(period, line, ends)]
     verify(plan, schedule)  # Its error names the tasks that deadlock.
     return [

@@ -67,6 +67,23 @@ def test_the_default_of_a_newer_field_is_left_out_of_the_fingerprint() -> None:
     assert digest(older) == CLUSTER.fingerprint
 
 
+def test_a_cluster_that_shares_nothing_has_the_body_that_it_had_before_there_were_ports() -> None:
+    shared = replace(CLUSTER, inter_node=replace(FAR, shared=True))
+    assert "shared" not in to_body(CLUSTER)["inter_node"]
+    assert to_body(shared)["inter_node"]["shared"] is True
+    assert from_body(Cluster, to_body(shared), "here") == shared
+    assert shared.fingerprint != CLUSTER.fingerprint
+
+
+def test_messages_share_ports_where_their_level_says_so() -> None:
+    shared = replace(CLUSTER, inter_node=replace(FAR, shared=True))
+    assert (shared.port(0, 1), shared.port(1, 2), shared.port(0, 3), shared.port(1, 1)) == ("", "inter_node", "", "")
+    assert shared.ring_port((1, 2, 3)) == "inter_node"
+    assert shared.ring_port((0, 1)) == shared.ring_port((0, 1, 2, 3)) == shared.ring_port((2,)) == ""
+    assert shared.shares_ports
+    assert not shared.only(["a0", "a1"]).shares_ports
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -80,6 +97,10 @@ def test_the_default_of_a_newer_field_is_left_out_of_the_fingerprint() -> None:
         ({"inter_node": replace(FAR, latency_seconds=math.nan)}, "inter_node, latency_seconds: is nan"),
         ({"pair_links": (PairLink(first="a0", second="x", link=ODD),)}, "a pair link names unknown device 'x'"),
         ({"pair_links": (PairLink(first="a0", second="a0", link=ODD),)}, "a pair link joins 'a0' to itself"),
+        (
+            {"pair_links": (PairLink(first="a0", second="b0", link=replace(ODD, shared=True)),)},
+            "a link between two devices cannot be shared",
+        ),
         ({"cores_per_node": 0}, "cores_per_node: is 0, must be positive"),
     ],
 )

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from graphpipe.cluster import Cluster, Device, DeviceType, Link, PairLink, cluster_file
+from graphpipe.cluster.cluster_text import cluster_text
 from graphpipe.errors import InvalidInput
 
 TEXT = """
@@ -99,6 +100,15 @@ def test_everything_is_read_in_base_units(tmp_path: Path) -> None:
 def test_duplex_is_read_and_may_be_left_out(tmp_path: Path) -> None:
     assert load(tmp_path, TEXT.replace("overlap = false", "overlap = false\nduplex = true")).duplex
     assert not load(tmp_path, TEXT).duplex
+
+
+def test_a_level_may_be_shared_by_all_messages_of_a_device(tmp_path: Path) -> None:
+    shared = load(tmp_path, TEXT.replace("[intra_node]", "[intra_node]\nshared = true"))
+    assert [level.link.shared for level in shared.every_level] == [True, False]
+    assert load(tmp_path, cluster_text(shared)) == shared
+    assert not load(tmp_path, TEXT).shares_ports
+    with pytest.raises(InvalidInput, match=r"pair_links\[0\]: unknown key 'shared'"):
+        load(tmp_path, TEXT.replace("[[pair_links]]", "[[pair_links]]\nshared = true"))
 
 
 def test_launch_and_saturation_have_documented_defaults(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ def test_a_level_has_the_median_of_its_pairs() -> None:
     cluster = Cluster.preset("summit:2x2")
     pairs = measured(FAST, SLOWEST, SLOW, same_host=True) + measured(SLOWEST, same_host=False)
     found = with_links(cluster, pairs)
-    assert (found.intra_node, found.inter_node) == (SLOW, SLOWEST)
+    # Pairs are measured one by one, so whether the messages of a device share a port stays as it was.
+    assert (found.intra_node, found.inter_node) == (SLOW, replace(SLOWEST, shared=True))
     assert replace(found, intra_node=cluster.intra_node, inter_node=cluster.inter_node) == cluster
 
 

@@ -46,6 +46,14 @@ def test_memory_is_faster_than_a_node_and_a_node_than_the_network(spec: str) -> 
     assert kind.launch_seconds < inside.latency_seconds < between.latency_seconds
 
 
+def test_devices_share_a_port_to_a_switch_and_not_the_bricks_of_summit() -> None:
+    for spec, inside in {"summit:2x4": False, "dgx-a100:2x8": True, "dgx-h100:2x8": True}.items():
+        cluster = Cluster.preset(spec)
+        assert (cluster.intra_node.shared, cluster.inter_node.shared) == (inside, True)
+    assert not Cluster.preset("summit:1x4").shares_ports
+    assert not Cluster.preset("local:4").shares_ports
+
+
 def test_a_v100_reaches_two_thirds_of_its_peak_with_a_product_of_1024_cubed() -> None:
     (kind,) = Cluster.preset("summit:1x1").device_types
     work = 2 * 1024**3

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphpipe.simulator.engine import Activity, Interval, run, run_shared
+from graphpipe.simulator.events.engine import Activity, Interval, run, run_shared
 
 
 def test_a_chain_adds_up():

@@ -122,7 +122,7 @@ PARTS = {
     ),
     "simulator": Part(
         modules=(
-            *("simulator/activities.py", "simulator/engine.py", "simulator/memory.py"),
+            *("simulator/activities.py", "simulator/events/engine.py", "simulator/memory.py"),
             "simulator/message_buffers.py",
         ),
         tests=(

@@ -8,8 +8,8 @@ from graphpipe.report.content.device_groups import device_groups
 from graphpipe.report.content.doubtful_costs import doubtful_costs
 from graphpipe.report.content.what_if import Outlook, outlooks
 from graphpipe.schedule import Reduce, ReduceTied, Transfer
-from graphpipe.simulator.activities import HostCopy, MessageHandling, OptimizerStep, SimulatedWork, WeightGather
 from graphpipe.simulator.simulate import critical_work
+from graphpipe.simulator.simulated_work import HostCopy, MessageHandling, OptimizerStep, SimulatedWork, WeightGather
 from graphpipe.trace import COMPUTING, SPAN_WORDS, Trace
 from graphpipe.units import format_seconds
 

@@ -1,5 +1,6 @@
 """The repeating part of a training step, and which of its devices have equal work at equal times."""
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -125,8 +126,8 @@ class Period:
 
     @cached_property
     def updates(self) -> list[tuple[tuple[float, float], ...]]:
-        """Seconds to sum the gradients and to step, by line and stage, if the schedule is of a segment."""
-        if not self.is_segment:
+        """Seconds to sum the gradients and to step, by line and stage, if they matter to the tasks."""
+        if not self.is_segment and not self.ports:
             return [()] * len(self.hosted)
         own = [(self.plan.reduce_seconds(at), self.plan.optimizer_seconds(at)) for at in range(len(self.plan.stages))]
         return [tuple(own[stage] for stage in stages) for stages in self.hosted]
@@ -152,6 +153,28 @@ class Period:
             if known[key]:
                 messages_between[here, there] = known[key]
         return messages_between
+
+    @cached_property
+    def ports(self) -> dict[tuple[Line, Line], str]:
+        """The levels at which channels share ports; empty if every port has one user, which then does not share it."""
+        cluster, used = self.plan.cluster, self.plan.used_devices
+        if not cluster.shares_ports:
+            return {}
+        levels = {ends: level for ends in self.channels if (level := cluster.port(used[ends[0]], used[ends[1]]))}
+        leaving = Counter((source, level) for (source, _), level in levels.items())
+        arriving = Counter((target, level) for (_, target), level in levels.items())
+        for devices in self._collectives:
+            if not (level := cluster.ring_port(devices)):
+                continue
+            both = Counter((line, level) for line, device in enumerate(used) if device in devices)
+            leaving, arriving = leaving + both, arriving + both
+        return levels if max((leaving | arriving).values(), default=0) > 1 else {}
+
+    @property
+    def _collectives(self) -> list[tuple[int, ...]]:
+        """The devices of every sum of gradients: those of stages with replicas, then those that share parameters."""
+        replicas = [stage.devices for stage in self.plan.stages if stage.degree > 1]
+        return replicas + [tied.devices for tied in self.plan.tied_gradients]
 
     def _messages(self, passages: Iterable[Passage], source: Line, target: Line) -> Iterator[Message]:
         plan, used = self.plan, self.plan.used_devices
@@ -202,11 +225,20 @@ class Period:
             lists.append(known[key])
         # Equal messages share one tuple.
         received: dict[tuple[Line, Line], Hashable] = {pair: id(messages) for pair, messages in self.channels.items()}
-        for stage in range(len(self.plan.stages)) if self.is_segment else ():
+        if self.ports:  # A message also waits for others in the ports at its ends, in both directions.
+            for pair, level in self.ports.items():
+                received[pair] = received[pair], level
+            pairs = dict.fromkeys([*received, *(pair[::-1] for pair in received)])
+            received = {pair: (received.get(pair), received.get(pair[::-1])) for pair in pairs}
+        for stage in range(len(self.plan.stages)) if self.is_segment or self.ports else ():
             for source, target in product(self.lines_of(stage), repeat=2):  # Each waits for the gradients of all.
                 received[source, target] = received.get((source, target)), self.hosted[target].index(stage)
+        for number, tied in enumerate(self.plan.tied_gradients) if self.ports else ():
+            lines = [line for line, device in enumerate(self.plan.used_devices) if device in tied.devices]
+            for source, target in product(lines, repeat=2):
+                received[source, target] = received.get((source, target)), "tied", number
         own = zip(self.seconds, self.copies, self.begins, self.sizes, self.updates, lists, strict=True)
-        return equal_devices(own, received)
+        return equal_devices(own, received, counted=bool(self.ports))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The event engine: when activities happen, given the seconds of each and the activities that it waits for.
 
 A resource that serves one activity at a time is not represented here. The order of its users is fixed beforehand, so
-each of them waits for the one before.
+each of them waits for the one before. Cores and ports serve several at a time, each of them more slowly.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from graphpipe.simulator.events.port_queue import PortQueue, Uses
+
 
 class Activity(NamedTuple):
     """Something that takes time."""
@@ -22,6 +24,10 @@ class Activity(NamedTuple):
     """Positions of the activities that must end first. All are before its own position."""
     pool: str | None = None
     """The pool of cores that does the work, if cores are shared (see `run_shared`)."""
+    uses: Uses = ()
+    """The ports that it takes, if ports are shared (see `run_shared`)."""
+    delay: float = 0.0
+    """The first part of its seconds, in which it does not take its ports yet: the latency of a message."""
 
 
 class Interval(NamedTuple):
@@ -34,7 +40,7 @@ class Interval(NamedTuple):
 def run(activities: Sequence[Activity]) -> list[Interval]:
     """Return when each activity happens if each starts as soon as all activities that it needs have ended."""
     happened: list[Interval] = []
-    for seconds, needs, _ in activities:
+    for seconds, needs, *_ in activities:
         start = max([happened[need][1] for need in needs], default=0.0)
         happened.append(Interval(start, start + seconds))
     return happened
@@ -51,7 +57,7 @@ def ends_of_steps(activities: Sequence[Activity], seconds: NDArray[np.float64]) 
         [activities, steps].
     """
     ends = seconds.copy()
-    for (_, needs, _), end in zip(activities, ends, strict=True):
+    for (_, needs, *_), end in zip(activities, ends, strict=True):
         if len(needs) == 1:
             end += ends[needs[0]]
         elif needs:
@@ -60,34 +66,46 @@ def ends_of_steps(activities: Sequence[Activity], seconds: NDArray[np.float64]) 
 
 
 def run_shared(activities: Sequence[Activity], cores: Mapping[str, float]) -> list[Interval]:
-    """Return when each activity happens if the running ones of a pool share its cores equally.
+    """Return when each activity happens if the running ones share cores and ports.
 
     With n activities running in a pool of c cores, each progresses at rate min(1, c / n) (processor sharing). An
-    activity runs at full rate if it does not have a pool, or if its pool is not in `cores`.
+    activity whose pool is not in `cores` has the share of its ports (see `port_queue`).
     """
     starts, ends = [0.0] * len(activities), [inf] * len(activities)
     followers, missing = _followers(activities)
-    pools = {pool: _Pool(cores.get(pool, inf) if pool is not None else inf) for _, _, pool in activities}
+    pools, queue = {pool: _Pool(count) for pool, count in cores.items()}, PortQueue[int]()
     began = [number for number, count in enumerate(missing) if not count]
     now = 0.0
     while True:
         for number in began:
             starts[number] = now
-            pools[activities[number].pool].begin(number, activities[number].seconds)
+            seconds, _, name, uses, delay = activities[number]
+            if name in pools:
+                pools[name].begin(number, seconds)
+            else:
+                queue.begin(now, number, seconds, uses, delay)
         pool = min(pools.values(), key=_Pool.next_seconds, default=None)
-        if pool is None or pool.next_seconds() == inf:
+        passed, at = inf if pool is None else pool.next_seconds(), queue.next_seconds()
+        if passed == at == inf:
             return list(map(Interval, starts, ends))
-        passed = pool.next_seconds()
-        now += passed
+        from_queue = pool is None or at <= now + passed
+        passed, now = (at - now, at) if from_queue else (passed, now + passed)
         for other in pools.values():
             other.advance(passed)
-        ended = pool.end()
-        ends[ended] = now
-        began = []
-        for follower in followers[ended]:
-            missing[follower] -= 1
-            if not missing[follower]:
-                began.append(follower)
+        ended = queue.advance() if pool is None or from_queue else pool.end()
+        began = [] if ended is None else _freed(followers[ended], missing)
+        if ended is not None:
+            ends[ended] = now
+
+
+def _freed(followers: Sequence[int], missing: list[int]) -> list[int]:
+    """Return the activities that can begin, because the one that they follow has ended."""
+    freed: list[int] = []
+    for follower in followers:
+        missing[follower] -= 1
+        if not missing[follower]:
+            freed.append(follower)
+    return freed
 
 
 def _followers(activities: Sequence[Activity]) -> tuple[list[list[int]], list[int]]:
