@@ -31,6 +31,10 @@ memory_bandwidth = "765 GB/s"
 launch = "5 us"                     # optional: fixed cost of one kernel (default 5 us)
 half_peak_flops = 1e9               # optional: FLOPs of a kernel at half of the peak (default: 64 us at peak)
 host_bandwidth = "12 GB/s"          # optional: of copies to and from the memory of the node (default 12 GB/s)
+context = "400 MB"                  # optional: what a process holds before it allocates anything (default: nothing)
+workspace = "8 MB"                  # optional: what libraries hold for each stage (default: nothing)
+communicator = "100 MB"             # optional: of each group of ranks that a device is in (default: nothing)
+reserved = 0.05                     # optional: held by the allocator besides what is in use, as a share (default: 0)
 
 [[nodes]]
 name = "n0"
@@ -79,6 +83,7 @@ _LEVEL_KEYS = (*_LINK_KEYS, "shared")
 _TYPE_KEYS = (
     *("memory", "peak", "peak_bf16", "peak_fp16", "memory_bandwidth"),
     *("launch", "half_peak_flops", "host_bandwidth"),
+    *("context", "workspace", "communicator", "reserved"),
 )
 HALF_PEAK_SECONDS = 64e-6
 """Time at peak of a kernel that reaches half of the peak. Assumed, as in the presets, if the file does not give
@@ -163,6 +168,10 @@ def _device_type(name: str, section: Section) -> DeviceType:
         host_bandwidth_bytes_per_second=section.quantity("host_bandwidth", parse_rate, default=HOST_BANDWIDTH),
         bf16_peak_flops_per_second=_optional_peak(section, "peak_bf16"),
         fp16_peak_flops_per_second=_optional_peak(section, "peak_fp16"),
+        context_bytes=section.quantity("context", parse_bytes, default=0.0, zero=True),
+        workspace_bytes=section.quantity("workspace", parse_bytes, default=0.0, zero=True),
+        communicator_bytes=section.quantity("communicator", parse_bytes, default=0.0, zero=True),
+        reserved_share=section.quantity("reserved", _plain, default=0.0, zero=True),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from graphpipe.cluster.cluster import Cluster
-from graphpipe.cluster.device import DeviceType, Link
+from graphpipe.cluster.device import BESIDE_STAGES, DeviceType, Link
 
 
 def cluster_text(cluster: Cluster) -> str:
@@ -73,3 +73,6 @@ def _type(kind: DeviceType) -> Iterator[str]:
     yield f"launch = {kind.launch_seconds!r}"
     yield f"half_peak_flops = {kind.half_peak_flops!r}"
     yield f"host_bandwidth = {kind.host_bandwidth_bytes_per_second!r}"
+    for field in BESIDE_STAGES:
+        if held := getattr(kind, field):
+            yield f"{field.partition('_')[0]} = {held!r}"

@@ -60,6 +60,10 @@ HOST_BANDWIDTH = 12e9
 """Bytes per second that pinned copies reach over 16 lanes of PCIe 3 (nominal 15.8 GB/s)."""
 
 
+BESIDE_STAGES = ("context_bytes", "workspace_bytes", "communicator_bytes", "reserved_share")
+"""The fields of a device type that say what its memory holds besides stages."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceType:
     """Memory and speed of one kind of device."""
@@ -82,11 +86,22 @@ class DeviceType:
     fp16_peak_flops_per_second: float | None = None
     """Of matrix products in fp16. None: the same as in fp32."""
 
+    context_bytes: float = 0.0
+    """Bytes that a process holds before it allocates any: its context, and the kernels that it has loaded."""
+    workspace_bytes: float = 0.0
+    """Bytes that libraries hold for each stream that computes. Every stage on a device has a stream."""
+    communicator_bytes: float = 0.0
+    """Bytes of a communicator. A device has two for each device with which it exchanges messages, one for each sum of
+    gradients, and one of all devices."""
+    reserved_share: float = 0.0
+    """Bytes that the allocator holds besides those in use, as a share of these."""
+
     @model_serializer(mode="wrap")
     def _body(self, body_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # A type without peaks of other precisions has the body that it had before there were any.
+        # A type without peaks of other precisions, or memory beside its stages, has the body that it had before.
         body: dict[str, Any] = body_of(self)
-        return {field: value for field, value in body.items() if value is not None}
+        kept = {field: value for field, value in body.items() if value is not None}
+        return {field: value for field, value in kept.items() if value or field not in BESIDE_STAGES}
 
     def peak(self, precision: str | None) -> float:
         """Return the FLOPs per second of matrix products at the peak.

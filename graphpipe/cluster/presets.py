@@ -35,6 +35,9 @@ class _Machine:
 # peak, in every precision). These figures were not fitted to the published results of any planner.
 # A device has one port to a switch, which all its messages share: to NVSwitch in the DGX machines, and to the network
 # everywhere. On Summit two bricks of NVLink lead from a GPU to each of the others, so it shares nothing inside a node.
+# Workspaces are those of cuBLAS in torch (notes/cuda, "cuBLAS workspaces": :4096:2:16:8, on Hopper 32 MiB). Contexts,
+# communicators (the buffers of NCCL's channels) and what the allocator reserves are assumptions. For `summit` they are
+# all 0, as in the published setting, which counts only the memory of models.
 _MACHINES = {
     "summit": _Machine(
         device=DeviceType(
@@ -62,6 +65,10 @@ _MACHINES = {
             launch_seconds=5e-6,
             half_peak_flops=1.25e9,
             host_bandwidth_bytes_per_second=13e9,
+            context_bytes=500e6,
+            workspace_bytes=8519680,
+            communicator_bytes=100e6,
+            reserved_share=0.05,
         ),
         intra_node=Link(latency_seconds=8e-6, bandwidth_bytes_per_second=255e9, shared=True),
         inter_node=Link(latency_seconds=15e-6, bandwidth_bytes_per_second=21e9, shared=True),
@@ -78,6 +85,10 @@ _MACHINES = {
             launch_seconds=5e-6,
             half_peak_flops=4.3e9,
             host_bandwidth_bytes_per_second=27e9,
+            context_bytes=500e6,
+            workspace_bytes=32 * 2**20,
+            communicator_bytes=100e6,
+            reserved_share=0.05,
         ),
         intra_node=Link(latency_seconds=8e-6, bandwidth_bytes_per_second=380e9, shared=True),
         inter_node=Link(latency_seconds=15e-6, bandwidth_bytes_per_second=42e9, shared=True),

@@ -13,6 +13,7 @@ from graphpipe.planners.problem.in_order_bound import least_seconds
 from graphpipe.planners.problem.options import Objective, Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import find_planner
+from graphpipe.planning.beside_stages import plan_beside_stages
 from graphpipe.planning.best_candidate import BestCandidate
 from graphpipe.planning.choose_schedule import AS_PLANNED, AUTO, scheduled
 from graphpipe.planning.choose_splits import plan_with_splits
@@ -66,7 +67,8 @@ def plan(
     problem = make_problem(graph, costs, cluster, batch_size, settings.sample_loads)
     start = time.perf_counter()
     with collection_paused():
-        best = _inference_plan(problem, settings) if settings.inference else _training_plan(problem, settings)
+        search = _inference_plan if settings.inference else _training_plan
+        best = plan_beside_stages(problem, lambda problem: search(problem, settings))
         return predicted(replace(best, search_seconds=time.perf_counter() - start))
 
 

@@ -1,9 +1,10 @@
 """The memory that the stages of a plan need on their devices."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from graphpipe.costs import CostModel, StageMemory
 from graphpipe.plans.plan import Plan
+from graphpipe.plans.sharding import common_samples
 from graphpipe.plans.stage import Stage
 
 
@@ -18,6 +19,62 @@ def versions_bytes(model: CostModel, stage: Stage) -> float:
     """Return the bytes of the versions of a stage's weights on each device, besides the newest. Frozen weights have
     only one."""
     return (stage.versions - 1) * model.parameter_bytes.gradients(stage.ops)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BesideStages:
+    """Bytes that a device holds besides its stages."""
+
+    context: float
+    workspaces: float
+    communicators: float
+    reserved: float
+    """What the allocator holds besides what is in use."""
+
+    @property
+    def total(self) -> float:
+        """Their sum."""
+        return self.context + self.workspaces + self.communicators + self.reserved
+
+
+def beside_stages(plan: Plan) -> dict[int, BesideStages]:
+    """Return what each device in use holds besides its stages, by the figures of its type.
+
+    There is a workspace for every stage on the device. There are two communicators for each peer with which it
+    exchanges messages, one for each sum of gradients that it takes part in, and one of all devices.
+    """
+    needed, peers = needed_bytes(plan), _peers(plan)
+    sums = [stage.devices for stage in plan.stages] + [tied.devices for tied in plan.tied_gradients]
+    held: dict[int, BesideStages] = {}
+    for device in plan.used_devices:
+        kind = plan.cluster.type_of(device)
+        groups = sum(len(devices) > 1 and device in devices for devices in (*sums, plan.used_devices))
+        held[device] = BesideStages(
+            context=kind.context_bytes,
+            workspaces=kind.workspace_bytes * sum(device in stage.devices for stage in plan.stages),
+            communicators=kind.communicator_bytes * (2 * len(peers[device]) + groups),
+            reserved=kind.reserved_share * needed[device],
+        )
+    return held
+
+
+def _peers(plan: Plan) -> dict[int, set[int]]:
+    """Return the devices with which each device exchanges messages."""
+    pairs = {
+        (source.devices[replica], target.devices[other])
+        for edge in plan.edges
+        for source, target in [(plan.stages[edge.source], plan.stages[edge.target])]
+        for replica, other, _ in common_samples(
+            plan.batch_size, source.micro_batch, source.degree, target.micro_batch, target.degree
+        ).pairs
+    }
+    pairs |= {pair for stage in plan.stages for pair in zip(stage.devices, stage.offload_to, strict=False)}
+    peers: dict[int, set[int]] = {device: set() for device in plan.used_devices}
+    for one, other in pairs:
+        if one != other:
+            peers[one].add(other)
+            peers[other].add(one)
+    return peers
 
 
 def needed_bytes(plan: Plan) -> dict[int, float]:

@@ -1,5 +1,7 @@
 """Verify a plan's memory. Every byte is derived only from graph, cluster and cost table."""
 
+import math
+
 from graphpipe.costs import Temporaries
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.plans.stage import PlanFields, Stage
@@ -30,15 +32,55 @@ def check_memory(plan: PlanFields) -> None:
     for device, items in sorted(needs.items()):
         total = sum(need for need, _ in items) + transient.get(device, 0.0)
         capacity = plan.cluster.types[plan.cluster.devices[device].type].memory_bytes
-        if total > capacity * (1 + RELATIVE):
+        beside = _beside(plan, device, total)
+        if total + beside > capacity * (1 + RELATIVE):
             names = " and ".join(f"'{name}'" for _, name in sorted(items, reverse=True))
+            more, missing = f" and {format_bytes(beside)} besides" if beside else "", total + beside - capacity
             raise Infeasible(
-                f"stage {names} needs {format_bytes(total)} on device '{plan.cluster.devices[device].name}', "
-                f"which has {format_bytes(capacity)}: {format_bytes(total - capacity)} ({total - capacity:.0f} bytes) "
-                "short",
+                f"stage {names} needs {format_bytes(total)}{more} on device '{plan.cluster.devices[device].name}', "
+                f"which has {format_bytes(capacity)}: {format_bytes(missing)} ({missing:.0f} bytes) short",
                 remedy="Use more devices, a smaller micro-batch, recomputation, sharded optimizer state, "
                 "or devices with more memory.",
             )
+
+
+def _beside(plan: PlanFields, device: int, needed: float) -> float:
+    """Return the bytes of context, workspaces, communicators and reserve of a device in use, besides what it needs."""
+    kind = plan.cluster.types[plan.cluster.devices[device].type]
+    held = kind.context_bytes + kind.reserved_share * needed
+    held += kind.workspace_bytes * sum(device in stage.devices for stage in plan.stages)
+    if not kind.communicator_bytes:
+        return held
+    peers = {pair[0] for pair in _exchanging(plan) if pair[1] == device}
+    peers |= {pair[1] for pair in _exchanging(plan) if pair[0] == device}
+    used = {own for stage in plan.stages for own in stage.devices}
+    holders = {name: set[int]() for name in (tied.name for tied in plan.graph.shared if tied.trainable)}
+    for number, stage in enumerate(plan.stages):
+        for op in stage.ops:
+            for name in set(plan.graph[op].parameters) & holders.keys():
+                holders[name].add(number)
+    # Parameters that the same stages share are summed together.
+    groups = {tuple(sorted(stages)) for stages in holders.values() if len(stages) > 1}
+    sums = [set(stage.devices) for stage in plan.stages]
+    sums += [{own for number in stages for own in plan.stages[number].devices} for stages in groups]
+    members = sum(len(devices) > 1 and device in devices for devices in (*sums, used))
+    return held + kind.communicator_bytes * (2 * len(peers - {device}) + members)
+
+
+def _exchanging(plan: PlanFields) -> set[tuple[int, int]]:
+    """Return the pairs of devices that exchange a sample, or to which one offloads."""
+
+    def home(stage: Stage, sample: int) -> int:
+        return stage.devices[sample % stage.micro_batch // (stage.micro_batch // stage.degree)]
+
+    pairs: set[tuple[int, int]] = set()
+    for edge in plan.edges:
+        source, target = plan.stages[edge.source], plan.stages[edge.target]
+        period = math.lcm(source.micro_batch, target.micro_batch)
+        pairs.update((home(source, sample), home(target, sample)) for sample in range(period))
+    for stage in plan.stages:
+        pairs.update(zip(stage.devices, stage.offload_to, strict=False))
+    return pairs
 
 
 def check_neighbours(plan: PlanFields) -> None:

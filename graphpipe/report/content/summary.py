@@ -5,7 +5,7 @@ from typing import Literal
 
 from graphpipe.planners.lower_bound.lower_bound import bottleneck_gap_percent, gap_percent
 from graphpipe.plans import Plan, Prediction
-from graphpipe.plans.device_memory import versions_bytes
+from graphpipe.plans.device_memory import BesideStages, beside_stages, versions_bytes
 from graphpipe.plans.estimates import period_seconds
 from graphpipe.plans.stage import Predictor, WeightPolicy
 from graphpipe.schedule.segments.planned_versions import delays
@@ -50,6 +50,8 @@ class Summary:
     """The most versions of its weights that each device of a stage holds, by stage, without a flush."""
     versions_bytes: float = 0.0
     """Bytes of all versions but the newest, on the device where they take most."""
+    beside_stages: BesideStages | None = None
+    """Bytes that the device holds that has most besides its stages; None if the cluster does not say."""
     trains: bool = True
     """Whether the plan trains. For inference, `samples_per_second` is that of a full pipeline, and `step_seconds` the
     time from an empty pipeline to the last answer of a mini-batch."""
@@ -100,8 +102,14 @@ def summarise(plan: Plan, prediction: Prediction) -> Summary:
         delay_updates=delays(plan) if steady else (),
         versions=tuple(stage.versions for stage in plan.stages) if steady else (),
         versions_bytes=_versions_bytes(plan) if steady else 0.0,
+        beside_stages=_most_beside(plan),
         trains=plan.trains,
     )
+
+
+def _most_beside(plan: Plan) -> BesideStages | None:
+    most = max(beside_stages(plan).values(), key=lambda held: held.total)
+    return most if most.total else None
 
 
 def _versions_bytes(plan: Plan) -> float:
@@ -122,6 +130,15 @@ def summary_lines(summary: Summary) -> list[str]:
     ]
     if summary.steady_seconds is not None:
         lines += policy_lines(summary)
+    if (held := summary.beside_stages) is not None:
+        parts = {
+            "context": held.context,
+            "workspaces": held.workspaces,
+            "communicators": held.communicators,
+            "reserved by the allocator": held.reserved,
+        }
+        words = ", ".join(f"{name} {format_bytes(count)}" for name, count in parts.items() if count)
+        lines.append(f"besides its stages a device holds up to {format_bytes(held.total)}: {words}")
     if summary.unused_devices:
         names, count = ", ".join(summary.unused_devices[:4]), len(summary.unused_devices)
         more = f" and {count - 4} more" if count > 4 else ""
