@@ -20,6 +20,9 @@ graphpipe profile two-tower-small --cluster local:2 -o costs.json
 graphpipe profile --links --cluster local:2 -o cluster.toml
 graphpipe plan two-tower-small --cluster cluster.toml --batch 32 --costs costs.json"""
 
+_STEADY = 0.95
+"""The share of its frequency that a device keeps while it is measured."""
+
 
 def add(subparsers: Subparsers) -> None:
     """Add the verb."""
@@ -56,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
         from graphpipe.model.capture_cache.capture_cache import cached_capture
         from graphpipe.profiler.fit_quality import fit_quality
         from graphpipe.profiler.profile import profile
+        from graphpipe.profiler.profiled_device import device_frequency
         from graphpipe.training.task.user_function import find_model
 
         model = find_model(args.model)
@@ -70,9 +74,9 @@ def run(args: argparse.Namespace) -> int:
             graph=model.graph,
             fused_attention=not cluster.on_processors,
         )
-    start = time.perf_counter()
+    start, before = time.perf_counter(), device_frequency(cluster)
     costs = profile(module, inputs, cluster, captured=captured, batch_sizes=samples, cache=cache)
-    seconds = time.perf_counter() - start
+    seconds, after = time.perf_counter() - start, device_frequency(cluster)
     if args.output:
         costs.save(args.output)
     operators = len({row.op for row in costs.rows})
@@ -83,6 +87,9 @@ def run(args: argparse.Namespace) -> int:
     )
     if quality is not None:
         output.show(quality.sentence)
+    if before is not None and after is not None:
+        slower = "; it became slower, perhaps because it was hot: measure again" if after < _STEADY * before else ""
+        output.show(f"the device ran at {before / 1e6:,.0f} MHz before and {after / 1e6:,.0f} MHz after{slower}")
     output.emit(
         {
             "operators": operators,
@@ -90,6 +97,8 @@ def run(args: argparse.Namespace) -> int:
             "largest_error": quality.error if quality else 0.0,
             "largest_error_operator": quality.op if quality else None,
             "task_overhead_seconds": costs.task_overhead_seconds,
+            "hertz_before": before,
+            "hertz_after": after,
             "graph_fingerprint": costs.graph_fingerprint,
         }
     )

@@ -138,6 +138,10 @@ class HostKind(DeviceKind):
         """Return the memory of the machine."""
         return float(psutil.virtual_memory().total)
 
+    def frequency(self, device: torch.device) -> float | None:
+        """Return None: the cores of a host differ."""
+        return None
+
     def host_buffer(self, count: int) -> Tensor:
         """Return ordinary memory."""
         return torch.empty(count, dtype=torch.uint8)

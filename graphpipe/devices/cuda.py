@@ -153,6 +153,13 @@ class Cuda(DeviceKind):
         """Return the memory of the GPU."""
         return float(torch.cuda.mem_get_info(device)[1])
 
+    def frequency(self, device: torch.device) -> float | None:
+        """Return the frequency of its multiprocessors, if NVIDIA's management library is there to say it."""
+        try:
+            return torch.cuda.clock_rate(device) * 1e6
+        except (ImportError, RuntimeError):
+            return None
+
     def host_buffer(self, count: int) -> Tensor:
         """Return pinned memory."""
         return torch.empty(count, dtype=torch.uint8, pin_memory=True)

@@ -153,6 +153,10 @@ class DeviceKind(ABC):
         """Return the bytes of its memory."""
 
     @abstractmethod
+    def frequency(self, device: torch.device) -> float | None:
+        """Return the hertz at which it computes now; None if that is not known."""
+
+    @abstractmethod
     def host_buffer(self, count: int) -> Tensor:
         """Return bytes in the memory of the host, to and from which copies of it need not wait.
 

@@ -3,14 +3,36 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from statistics import fmean, median
+from typing import final
 
-from graphpipe.devices.device_kind import DeviceKind
-from graphpipe.devices.registry import usable_accelerator
+from graphpipe.devices.device_kind import DeviceClock, Moment
 
 _SPIKE = 2.0
 """Multiple of the median beyond which a measurement counts as this much."""
+
+
+TimeSpan = tuple[Moment, Moment]
+"""The begin and the end of what is timed. Their seconds are known after `Effort.seconds_of`."""
+
+
+@final
+class _Host(DeviceClock):
+    # The clock of code that is done when its call returns.
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+
+    def now(self) -> Moment:
+        return self._clock()
+
+    def settle(self) -> None:
+        pass
+
+    def seconds(self, start: Moment, end: Moment) -> float:
+        assert isinstance(start, float | int)
+        assert isinstance(end, float | int)
+        return end - start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +51,10 @@ class Effort:
     seconds: float = 0.03
     """Seconds of measurement for each operator."""
     clock: Callable[[], float] = field(default=time.perf_counter)
+    device_clock: DeviceClock | None = None
+    """Times operators on a device that runs behind the host. None: `clock` times them."""
+    warm_up_seconds: float = 0.0
+    """Seconds of measuring that do not count, in which a device raises its frequency."""
     between: Callable[[], object] = field(default=lambda: None)
     """What is called before the forwards and before the backwards, to leave the caches as other work leaves them."""
 
@@ -62,17 +88,19 @@ class Effort:
         """
         return min(1.0, repeats / self.repeats_if_uneven, seconds / self.seconds if self.seconds else 1.0)
 
-    def now(self) -> float:
-        """Return the time, after waiting until an accelerator (if there is one) has finished its work."""
-        if (kind := _accelerator()) is not None:
-            kind.synchronize()
-        return self.clock()
+    def now(self) -> Moment:
+        """Return this moment; on a device, the moment when all operations queued so far are done, without a wait."""
+        return self._timer.now()
 
+    def seconds_of(self, spans: Sequence[TimeSpan]) -> list[float]:
+        """Return the seconds of spans, after all of them have passed."""
+        timer = self._timer
+        timer.settle()
+        return [timer.seconds(start, end) for start, end in spans]
 
-@cache
-def _accelerator() -> DeviceKind | None:
-    # Looked up once, because finding it would count as a part of the shortest operators.
-    return usable_accelerator()
+    @property
+    def _timer(self) -> DeviceClock:
+        return self.device_clock or _Host(self.clock)
 
 
 def _mean(seconds: Sequence[float]) -> float:

@@ -34,6 +34,11 @@ from graphpipe.waiting import waiting
 _EVICTING_BYTES = 4 * 2**20
 """More than the caches of one core hold, and less than the cache that all cores share."""
 
+_EVICTING_DEVICE_BYTES = 256 * 2**20
+"""More than the caches of a GPU hold: an H100 has 50 MiB."""
+_WARM_UP_SECONDS = 0.3
+"""A GPU that was idle needs about this long for its full frequency."""
+
 _MOST_SAMPLE_RUNS = 4
 """Operators that run before every measurement of the task overhead."""
 
@@ -91,7 +96,7 @@ def profile(
     criterion = None if loss_fn is None else Criterion(loss_fn, _repeat_all(targets, max(batch_sizes), device))
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with _threads_of_a_rank(cluster) as threads, _random_state_kept(device):
-        effort = effort or _effort(device, threads)
+        effort = _on_device(effort or _effort(device, threads), device)
         sizes = sorted(set(batch_sizes))
         copies = _copies(cluster, threads, device)
         devices = [str(device), kind_of(device).describe(device)]
@@ -217,11 +222,18 @@ def _copies(cluster: Cluster, threads: int, device: torch.device) -> int:
 
 
 def _effort(device: torch.device, threads: int) -> Effort:
-    # The processor time of one thread does not include waiting for other processes. Several threads, or an accelerator,
-    # can only be timed by the wall clock.
-    if not kind_of(device).on_host:
-        return Effort()
-    evicting = torch.zeros(_EVICTING_BYTES, dtype=torch.uint8)
+    # The processor time of one thread does not include waiting for other processes. Several threads can only be timed
+    # by the wall clock.
+    on_host = kind_of(device).on_host
+    evicting = torch.zeros(_EVICTING_BYTES if on_host else _EVICTING_DEVICE_BYTES, dtype=torch.uint8, device=device)
     return Effort(
-        clock=time.thread_time if threads == 1 else time.perf_counter, between=lambda: evicting.bitwise_not_()
+        clock=time.thread_time if on_host and threads == 1 else time.perf_counter,
+        warm_up_seconds=0.0 if on_host else _WARM_UP_SECONDS,
+        between=lambda: evicting.bitwise_not_(),
     )
+
+
+def _on_device(effort: Effort, device: torch.device) -> Effort:
+    """Return the effort with the clock of a device that runs behind the host. It does not wait for each operator."""
+    kind = kind_of(device)
+    return effort if kind.on_host else replace(effort, device_clock=kind.clock(device))

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from statistics import mean
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from graphpipe.errors import InvalidInput
 from graphpipe.model.halves.releasable_tensors import ReleasableTensors
 from graphpipe.model.halves.split_backward import WeightHalf, input_half
 from graphpipe.model.saved_tensors import handle_saved_tensors
-from graphpipe.profiler.effort import Effort
+from graphpipe.profiler.effort import Effort, TimeSpan
 from graphpipe.profiler.fit_curve import fit_curve, relative_error
 from graphpipe.profiler.op_runs import OpRun
 
@@ -51,7 +51,7 @@ class _Forward(NamedTuple):
     # What a backward needs from its forward: the inputs that need a gradient, and the outputs that have one.
     leaves: list[Tensor]
     roots: list[Tensor]
-    seconds: float
+    span: TimeSpan
 
 
 def profile_ops(
@@ -216,6 +216,10 @@ def _measure(
 
     effort = replace(effort, seconds=effort.seconds * len(wanted))
     start, passes = effort.clock(), 0
+    while effort.clock() - start < effort.warm_up_seconds:
+        for samples, some in runs.items():
+            one_pass(some, samples, effort)
+    start = effort.clock()
 
     def once() -> list[float]:
         nonlocal passes
@@ -251,36 +255,34 @@ def one_pass(runs: Sequence[OpRun], samples: int, effort: Effort) -> dict[Hashab
     inputs = [_input_gradient(state, effort) for state in reversed(second)][::-1]
     effort.between()
     halves = _halves(runs, samples, effort)
+    forward_spans = [state.span for state in (*first, *second)]
+    seconds = iter(effort.seconds_of([*forward_spans, *wholes, *inputs, *chain.from_iterable(halves)]))
+    first_forwards, forwards, whole, by_input = ([*islice(seconds, len(runs))] for _ in range(4))
     times: dict[Hashable, list[Times]] = {}
-    for run, *states, whole, by_input, half in zip(runs, first, second, wholes, inputs, halves, strict=True):
-        forward = mean(state.seconds for state in states)
-        times.setdefault(run.signature, []).append(Times(forward, whole, by_input, *half))
+    for run, *own in zip(runs, first_forwards, forwards, whole, by_input, strict=True):
+        forward, again, backward, gradient = own
+        figures = Times(mean((forward, again)), backward, gradient, next(seconds), next(seconds))
+        times.setdefault(run.signature, []).append(figures)
     return times
 
 
-def _halves(runs: Sequence[OpRun], samples: int, effort: Effort) -> list[tuple[float, float]]:
+def _halves(runs: Sequence[OpRun], samples: int, effort: Effort) -> list[tuple[TimeSpan, TimeSpan]]:
     saved = [ReleasableTensors(trusts=lambda count: False) for _ in runs]
     states = [_forward(run, samples, effort, each) for run, each in zip(runs, saved, strict=True)]
     effort.between()
     first = [_input_half(state, each, effort) for state, each in zip(reversed(states), reversed(saved), strict=True)]
     effort.between()
-    second = [_weight_half(half, effort) for half, _ in first]
-    return [(seconds, after) for (_, seconds), after in zip(first, second, strict=True)][::-1]
+    second = [_timed(half.run, effort) for half, _ in first]
+    return [(span, after) for (_, span), after in zip(first, second, strict=True)][::-1]
 
 
-def _input_half(state: _Forward, saved: ReleasableTensors, effort: Effort) -> tuple[WeightHalf, float]:
+def _input_half(state: _Forward, saved: ReleasableTensors, effort: Effort) -> tuple[WeightHalf, TimeSpan]:
     if not state.roots:
-        return WeightHalf(), 0.0  # nothing trains
+        return WeightHalf(), _nothing(effort)  # nothing trains
     gradients = [torch.ones_like(root) for root in state.roots]
     start = effort.now()
     half = input_half(state.roots, gradients, state.leaves, saved, check=False)
-    return half, effort.now() - start
-
-
-def _weight_half(half: WeightHalf, effort: Effort) -> float:
-    start = effort.now()
-    half.run()
-    return effort.now() - start
+    return half, (start, effort.now())
 
 
 def _forward(run: OpRun, samples: int, effort: Effort, saved: ReleasableTensors | None = None) -> _Forward:
@@ -288,26 +290,33 @@ def _forward(run: OpRun, samples: int, effort: Effort, saved: ReleasableTensors 
     with handle_saved_tensors(saved) if saved else nullcontext():
         start = effort.now()
         outputs = run.call(entered)
-        seconds = effort.now() - start
-    return _Forward(leaves, [output for output in outputs if output.requires_grad], seconds)
+        span = start, effort.now()
+    return _Forward(leaves, [output for output in outputs if output.requires_grad], span)
 
 
-def _backward(state: _Forward, effort: Effort) -> float:
+def _backward(state: _Forward, effort: Effort) -> TimeSpan:
     if not state.roots:
-        return 0.0
+        return _nothing(effort)
     gradients = [torch.ones_like(root) for root in state.roots]
-    start = effort.now()
-    torch.autograd.backward(state.roots, gradients)
-    return effort.now() - start
+    return _timed(lambda: torch.autograd.backward(state.roots, gradients), effort)
 
 
-def _input_gradient(state: _Forward, effort: Effort) -> float:
+def _input_gradient(state: _Forward, effort: Effort) -> TimeSpan:
     if not (state.roots and state.leaves):
-        return 0.0
+        return _nothing(effort)
     gradients = [torch.ones_like(root) for root in state.roots]
+    return _timed(lambda: torch.autograd.grad(state.roots, state.leaves, gradients, allow_unused=True), effort)
+
+
+def _timed(call: Callable[[], object], effort: Effort) -> TimeSpan:
     start = effort.now()
-    torch.autograd.grad(state.roots, state.leaves, gradients, allow_unused=True)
-    return effort.now() - start
+    call()
+    return start, effort.now()
+
+
+def _nothing(effort: Effort) -> TimeSpan:
+    moment = effort.now()
+    return moment, moment
 
 
 def _input_share(run: OpRun, measured: float) -> float:

@@ -5,7 +5,7 @@ import torch
 from graphpipe.cluster import Cluster
 from graphpipe.cluster.presets import accelerator_presets
 from graphpipe.devices.device_kind import DeviceKind
-from graphpipe.devices.registry import usable_accelerator
+from graphpipe.devices.registry import kind_of, usable_accelerator
 from graphpipe.errors import InvalidInput
 from graphpipe.torchrun import local_rank
 
@@ -43,6 +43,16 @@ def profiled_device(cluster: Cluster) -> torch.device:
     if name in accelerator_presets() and not _is_called(kind, device, name):
         raise _refusal(cluster, name, f"this machine has {kind.describe(device)}")
     return device
+
+
+def device_frequency(cluster: Cluster) -> float | None:
+    """Return the hertz at which the device to be measured computes now; None if that is not known.
+
+    Raises:
+        InvalidInput: as `profiled_device`.
+    """
+    device = profiled_device(cluster)
+    return kind_of(device).frequency(device)
 
 
 def _only_type(cluster: Cluster) -> str:

@@ -48,7 +48,8 @@ def profile_optimizer(
         start = effort.now()
         norms(gradients)
         stepper.step()
-        return (effort.now() - start,)
+        (seconds,) = effort.seconds_of([(start, effort.now())])
+        return (seconds,)
 
     once()
     (seconds,) = effort.sample(once)
@@ -77,7 +78,8 @@ def profile_task_overhead(empty: OpRun, effort: Effort) -> float:
         (out,) = empty.call({name: rows[:1].detach().requires_grad_()})
         torch.linalg.vector_norm(out.detach())
         torch.autograd.backward([out], [torch.ones_like(out)])
-        return ((effort.now() - start) / 2,)
+        (seconds,) = effort.seconds_of([(start, effort.now())])
+        return (seconds / 2,)
 
     once()
     (seconds,) = effort.sample(once)

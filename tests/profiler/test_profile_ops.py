@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+from graphpipe.devices.device_kind import DeviceClock
 from graphpipe.errors import InvalidInput
 from graphpipe.profiler.effort import Effort
 from graphpipe.profiler.op_runs import OpRun
@@ -131,6 +132,53 @@ def test_the_halves_of_a_split_backward_are_measured_as_they_run():
     # A half never takes less than its part of the whole backward, which is a third here at every size.
     assert row.input_half(16) == pytest.approx((6.0 + 0.75 * 16) / 3)
     assert row.weight_half(1) == pytest.approx(max(4.0 + 0.5, (6.0 + 0.75) * 2 / 3))
+
+
+class Behind(DeviceClock):
+    """The clock of a device that does its work some time after the host has queued it, and knows times only then."""
+
+    def __init__(self, queued: Clock) -> None:
+        self.queued, self.settled, self.waits = queued, True, 0
+
+    def now(self):
+        self.settled = False
+        return self.queued.time
+
+    def settle(self) -> None:
+        self.settled = True
+        self.waits += 1
+
+    def seconds(self, start, end) -> float:
+        assert self.settled, "the device has not come so far"
+        return end - start
+
+
+def test_a_device_is_timed_by_its_own_clock_without_a_wait_for_each_operator():
+    """The host waited for a GPU before and after each operator, and timed the waits too."""
+    device, host = Clock(), Clock()
+    behind, runs = Behind(device), [run(FakeOp(device), name) for name in ("one", "two")]
+    effort = Effort(repeats=3, most=3, clock=host, device_clock=behind)
+    for row in profile_ops(runs, "gpu", (1, 4), effort):
+        assert row.forward(4) == pytest.approx(1.0 + 0.5 * 4)
+        assert row.halves.weight(4) == pytest.approx(4.0 + 0.5 * 4)
+    assert behind.waits == 3 * 2 + 2  # once for each pass over all operators, and where they are tried
+    assert host.time == 0
+
+
+@pytest.mark.parametrize(("warm_up", "forward"), [(600.0, 1.0 + 0.5 * 4), (0.0, 2 * (1.0 + 0.5 * 4))])
+def test_a_device_warms_up_before_it_is_measured(warm_up, forward):
+    """A GPU that was idle runs at a lower frequency at first."""
+    clock = Clock()
+
+    class SlowAtFirst(FakeOp):
+        def __call__(self, values):
+            if clock.time < 500:
+                clock.work(1.0 + 0.5 * len(values["rows"]))
+            return super().__call__(values)
+
+    effort = Effort(repeats=1, most=1, clock=clock, warm_up_seconds=warm_up)
+    (row,) = profile_ops([run(SlowAtFirst(clock), "op")], "gpu", (1, 4), effort)
+    assert row.forward(4) == pytest.approx(forward)
 
 
 def test_what_every_operator_takes_by_itself_is_subtracted():

@@ -17,7 +17,7 @@ from graphpipe.model.capture.capture import capture_nodes
 from graphpipe.profiler.effort import Effort
 from graphpipe.profiler.op_runs import op_runs
 from graphpipe.profiler.profile import profile
-from graphpipe.profiler.profiled_device import profiled_device
+from graphpipe.profiler.profiled_device import device_frequency, profiled_device
 
 QUICK = Effort(repeats=1, most=1, seconds=0.0)
 EXAMPLES = {"input": torch.randn(4, 16)}
@@ -115,6 +115,12 @@ def test_an_accelerator_of_that_name_or_of_a_free_one_is_measured(name: str, mon
 def test_a_processor_is_measured_although_there_is_an_accelerator() -> None:
     assert profiled_device(Cluster.preset("local:4")) == torch.device("cpu")
     assert profiled_device(named("cpu-big")) == torch.device("cpu")
+
+
+@pytest.mark.usefixtures("h100")
+def test_the_frequency_is_that_of_the_device_that_is_measured() -> None:
+    assert device_frequency(named("h100")) == 2e9
+    assert device_frequency(Cluster.preset("local:4")) is None
 
 
 @pytest.mark.usefixtures("h100")

@@ -79,6 +79,9 @@ class FakeKind(DeviceKind):
     def total_bytes(self, device: torch.device) -> float:
         return 10.0
 
+    def frequency(self, device: torch.device) -> float | None:
+        return 2e9
+
     def host_buffer(self, count: int) -> Tensor:
         self.asked["host buffer"] += 1
         return CPU.host_buffer(count)
