@@ -4,6 +4,7 @@ import enum
 import hashlib
 import logging
 import types
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache, partial
@@ -96,6 +97,8 @@ class ValueForms:
                 return [type(value).__name__, self.form(value.__func__)]
             case _ if isinstance(value, _CACHED):
                 return ["cached", self.form(value.__wrapped__)]
+            case weakref.ReferenceType() if type(value) is weakref.ReferenceType:
+                return ["weak", self.form(value()), self.form(value.__callback__)]  # to the weights of an nn.GRU
             case types.UnionType() | types.GenericAlias() | TypeVar():
                 return ["type", repr(value)]
             case types.MappingProxyType():

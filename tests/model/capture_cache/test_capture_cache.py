@@ -106,6 +106,23 @@ def test_the_second_capture_is_read_and_runs_like_the_first(folder, captures, mo
     assert torch.equal(program(inputs)[1], module(**inputs))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
+def test_a_recurrent_model_is_kept_and_another_depth_is_another_model(
+    kind: type[nn.RNNBase], folder: Path, captures: list[Captured]
+) -> None:
+    """Its weak references to its weights put its key in doubt, so that every verb captured it again for 8 seconds."""
+    inputs = torch.randn(2, 5, 4)
+    for layers, expected in ((1, 1), (1, 1), (2, 2)):
+        module = kind(4, 6, num_layers=layers, batch_first=True, bidirectional=True)
+        found = cached_capture(module, inputs, folder / "cache")
+        assert len(captures) == expected
+        assert found.graph == captures[-1].graph
+    tied = kind(4, 6, num_layers=2, batch_first=True, bidirectional=True)
+    tied.bias_hh_l0 = tied.bias_ih_l0
+    cached_capture(tied, inputs, folder / "cache")
+    assert len(captures) == 3
+
+
 def test_without_a_folder_nothing_is_kept(folder, captures, monkeypatch) -> None:
     for _ in range(2):
         cached_capture(*load(folder, monkeypatch), None)
