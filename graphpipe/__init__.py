@@ -43,12 +43,15 @@ if TYPE_CHECKING:
     from graphpipe.schedule import Schedule
     from graphpipe.simulator.simulate import simulate
     from graphpipe.trace import Trace
+    from graphpipe.training.evaluate import evaluate
+    from graphpipe.training.task.callback import Callback
     from graphpipe.training.task.task import Task
     from graphpipe.training.train import train
 
 # A name is imported when it is first used: a rank then starts without the planners, and planning without torch.
 _HOMES = {
     "BatchShare": "graphpipe.run.stage.shares.batch_share",
+    "Callback": "graphpipe.training.task.callback",
     "CheckpointCorrupt": "graphpipe.errors",
     "Checkpoints": "graphpipe.run.checkpoint.checkpoints",
     "Cluster": "graphpipe.cluster",
@@ -77,6 +80,7 @@ _HOMES = {
     "check": "graphpipe.equivalence.check",
     "choose_backwards": "graphpipe.planning.backwards",
     "estimate": "graphpipe.costs.analytic",
+    "evaluate": "graphpipe.training.evaluate",
     "from_transformers": "graphpipe.model.own_loss.from_transformers",
     "InferencePipeline": "graphpipe.run.inference.inference_pipeline",
     "hand_plan": "graphpipe.planning.hand_plan",
@@ -117,6 +121,7 @@ def __dir__() -> list[str]:
 __version__ = "0.1.0"
 __all__ = [
     "BatchShare",
+    "Callback",
     "CheckpointCorrupt",
     "Checkpoints",
     "Cluster",
@@ -146,6 +151,7 @@ __all__ = [
     "check",
     "choose_backwards",
     "estimate",
+    "evaluate",
     "from_transformers",
     "hand_plan",
     "plan",

@@ -1,4 +1,4 @@
-"""The Dockerfile's steps, checked without Docker: what it copies is there, and what it installs is declared."""
+"""The Dockerfile and the environment of conda, checked without either: what they name is there, and is declared."""
 
 import re
 import shlex
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parent.parent
 STEPS = re.sub(r"\\\n\s*", " ", (ROOT / "Dockerfile").read_text(encoding="utf-8"))
@@ -43,3 +44,14 @@ def test_its_python_is_new_enough_and_it_starts_the_command(project: dict[str, A
     assert project["requires-python"] == ">=3.11"
     assert steps("ENTRYPOINT") == ['["graphpipe"]']
     assert "graphpipe" in project["scripts"]
+
+
+def test_the_environment_of_conda_names_what_there_is(project: dict[str, Any]) -> None:
+    described = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
+    python, pip, from_pip = described["dependencies"]
+    assert pip == "pip"
+    assert tuple(map(int, python.removeprefix("python=").split("."))) >= (3, 11)
+    constraint, own = from_pip["pip"]
+    assert (ROOT / constraint.removeprefix("--constraint ")).is_file()
+    (extras,) = re.fullmatch(r"\.\[(.*)\]", own).groups()  # type: ignore[union-attr]
+    assert {*extras.split(",")} <= {*project["optional-dependencies"]}

@@ -66,7 +66,8 @@ ROOMS = (
     *("run/checkpoint", "run/sources", "run/export", "run/rehearse", "run/inference"),
     *("equivalence/steps", "equivalence"),
     *("rehearsal", "launch", "link_profile"),  # rehearsal joins rooms
-    *("training/config", "training/task", "training/run_folder", "training/telemetry", "training/elastic", "training"),
+    *("training/config", "training/task", "training/run_folder", "training/telemetry", "training/elastic"),
+    *("training/loop", "training"),
     *("inference", "document_schemas", "doctor"),
     *("report/content", "report/tables", "report/figures", "report/page", "report"),
     *("cli", "__main__"),

@@ -41,6 +41,11 @@ def add(subparsers: Subparsers) -> None:
         metavar="FILE",
         help=f"file to write (default: {WEIGHTS}; a plan is printed), or a folder for several files of weights",
     )
+    parser.add_argument(
+        "--averaged",
+        action="store_true",
+        help="of a checkpoint: the averages of the weights (evaluation.average_decay)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -52,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     from graphpipe.run.export.export_weights import export_weights
 
     path = args.output or WEIGHTS
-    checkpoint = export_weights(args.source, path)
+    checkpoint = export_weights(args.source, path, averaged=args.averaged)
     output.show(f"written to {path}: the model of {checkpoint}")
     output.emit({"checkpoint": str(checkpoint), "output": path})
     return 0

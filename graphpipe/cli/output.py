@@ -1,9 +1,10 @@
 """The output of a verb: tables on standard output, or one JSON object there and the tables on standard error."""
 
 import json
+import math
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console, RenderableType
 
@@ -30,9 +31,9 @@ class Output:
             raise BrokenPipeError from None
 
     def emit(self, result: dict[str, Any]) -> None:
-        """Print the result if JSON was asked for."""
+        """Print the result if JSON was asked for. What is NaN or infinite, as a metric may be, becomes null."""
         if self.json:
-            print(json.dumps(result, allow_nan=False))
+            print(json.dumps(_finite(result), allow_nan=False))
 
     @property
     def width(self) -> int:
@@ -43,3 +44,11 @@ class Output:
         # Made for each use, because the stream may have been redirected.
         stream = sys.stderr if self.json else sys.stdout
         return Console(file=stream, width=None if stream.isatty() else NOT_A_TERMINAL_WIDTH)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in cast("list[Any]", value)]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

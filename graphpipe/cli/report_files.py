@@ -90,7 +90,20 @@ def _subject(name: str, parts: dict[str, Any], planners: tuple[Outcome, ...]) ->
     plan: Plan | None = parts["plan"]
     title = f"{plan.graph.name} on {plan.cluster.name}" if plan else f"A step of {name}"
     subject = Subject(title=title, planners=planners, versions=versions(PROGRAMS), **parts)
-    return replace(subject, predicted=simulate(plan)) if plan and not subject.predicted else subject
+    return replace(subject, predicted=prediction_beside(plan, subject.predicted, subject.measured)) if plan else subject
+
+
+def prediction_beside(plan: Plan, predicted: Trace | None, measured: Trace | None) -> Trace:
+    """Return a prediction of as many mini-batches as were measured, which differ where a plan does not flush.
+
+    Args:
+        plan: of the traces.
+        predicted: what was predicted before; None: nothing.
+        measured: what ran; None: nothing did.
+    """
+    if predicted is not None and (measured is None or predicted.batch_size == measured.batch_size):
+        return predicted
+    return simulate(plan) if measured is None else simulate(plan, mini_batches=measured.batch_size // plan.batch_size)
 
 
 def _file_part(path: str) -> Iterator[tuple[str, Any]]:

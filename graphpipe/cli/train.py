@@ -5,7 +5,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from graphpipe.cli.arguments import Subparsers, add_verb
+from graphpipe.cli.dry_run_lines import dry_run_lines
 from graphpipe.cli.output import Output
+from graphpipe.cli.report_files import prediction_beside
 from graphpipe.cli.setting_options import add_settings
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import to_body
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from graphpipe.training.config.settings import TrainConfig
     from graphpipe.training.run_folder.finished_run import FinishedRun
 
-FAILED = 4
+INFEASIBLE, FAILED = 3, 4
 _OPTIONS = {"train.faults": "--fault", "run.elastic": "--elastic"}
 """Settings that have an option of their own."""
 
@@ -41,6 +43,11 @@ def add(subparsers: Subparsers) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="changed settings, such as train.steps=50")
     parser.add_argument("--plan", metavar="FILE", help="use this plan instead of making one")
     parser.add_argument("--resume", metavar="RUN", help="continue the run in this folder from its last checkpoint")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check task, data, plan, memory and disk, say what would happen, and exit",
+    )
     parser.add_argument("--print-config", action="store_true", help="show every setting and its source, and exit")
     parser.add_argument(
         "--torch-profiler", metavar="steps=N", help="record N steps of every rank with torch.profiler, after two others"
@@ -70,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
     config = with_options(read_config(args.config, overrides), faults=args.fault, elastic=args.elastic)
     if args.print_config:
         return _print_config(args, config, overrides)
+    if args.dry_run:
+        return _dry_run(args, config)
     with lasting_output():
         return _train(args, config)
 
@@ -94,6 +103,20 @@ def _print_config(args: argparse.Namespace, config: "TrainConfig", overrides: li
     output.show(config_table({".".join(key): value for key, value in leaves(body)}, sources))
     output.emit({"config": body, "sources": sources})
     return 0
+
+
+def _dry_run(args: argparse.Namespace, config: "TrainConfig") -> int:
+    from graphpipe.training.dry_run import dry_run
+    from graphpipe.training.train import print_to_stderr
+
+    if args.resume:
+        raise InvalidInput("does not go with --resume", where="--dry-run", remedy="Leave one of them out.")
+    output = Output(args.json)
+    found = dry_run(config, plan=args.plan, tell=print_to_stderr)
+    _show_plan(output, found.plan)
+    output.show(*dry_run_lines(found))
+    output.emit({key: value for key, value in to_body(found).items() if key != "plan"})
+    return INFEASIBLE if found.problems else 0
 
 
 def _train(args: argparse.Namespace, config: "TrainConfig") -> int:
@@ -132,16 +155,19 @@ def _show_plan(output: Output, plan: Plan) -> None:
 def _show_result(output: Output, finished: "FinishedRun") -> None:
     folder, result = finished.folder, finished.result
     if folder.measured_trace.exists():
-        difference = compare(Trace.load(folder.predicted_trace), Trace.load(folder.measured_trace))
+        measured = Trace.load(folder.measured_trace)
+        predicted = prediction_beside(finished.plan, Trace.load(folder.predicted_trace), measured)
+        difference = compare(predicted, measured)
         output.show(measured_table(difference, [stage.name for stage in finished.plan.stages]))
     else:
         output.show("no step was left to do, so no measured step is compared with the prediction")
     accuracy = "" if result.accuracy is None else f", held-out accuracy {result.accuracy:.1%}"
+    held_out = "" if result.loss_held_out is None else f", held-out loss {result.loss_held_out:.4f}"
     predicted = "" if result.step_seconds_predicted is None else format_seconds(result.step_seconds_predicted)
     files = sorted({path.name for path in folder.path.iterdir()} - {folder.lock.name})
     output.show(
         f"{result.steps} steps in {format_seconds(result.train_seconds)}: loss {result.loss_first:.4f} -> "
-        f"{result.loss_last:.4f}{accuracy}",
+        f"{result.loss_last:.4f}{held_out}{accuracy}",
         f"step: predicted {predicted}, measured {format_seconds(result.step_seconds_measured)} "
         f"({result.samples_per_second:,.1f} samples/s)",
         f"written to {folder}: {', '.join(files)}",

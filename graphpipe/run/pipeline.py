@@ -12,20 +12,26 @@ from graphpipe.errors import InvalidInput, NonFiniteLoss, PeerLost
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.model.without_data.meta_model import ModelBuilder, without_data
 from graphpipe.plans import Plan
-from graphpipe.run.comm.broadcast import copy_state
 from graphpipe.run.comm.rank_placement import RankLayout, layout
 from graphpipe.run.comm.world import World, join
 from graphpipe.run.device.precision import LossScale
 from graphpipe.run.faults.out_of_memory import reporting_out_of_memory
 from graphpipe.run.faults.status_reporter import StatusReporter
 from graphpipe.run.initial_weights.whole_model import share_whole_model
-from graphpipe.run.pipeline_parts import backwards_of, build_parts, warn_of_whole_backwards, whole_gradients
+from graphpipe.run.pipeline_parts import (
+    backwards_of,
+    build_parts,
+    state_of,
+    warn_of_whole_backwards,
+    whole_gradients,
+)
 from graphpipe.run.segments.mini_batch_stream import MiniBatchStream, taken_from
 from graphpipe.run.segments.train_segment import TrainSegment
 from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.mini_batch import MiniBatch
 from graphpipe.run.stage.shares.batch_share import GivenBatch, InputsOrShare, given_batch
 from graphpipe.run.stage.shares.needs import Needs
+from graphpipe.run.step.averaged import averaged, copy_to_followers
 from graphpipe.run.step.evaluate_all import EachBatch, evaluate_all
 from graphpipe.run.step.evaluation import Evaluated
 from graphpipe.run.step.pipeline_options import PipelineOptions
@@ -157,6 +163,14 @@ class Pipeline:
         """
         return evaluate_all(batches, self._evaluate, each)
 
+    @contextmanager
+    def averaged(self) -> Generator[None]:
+        """Put the averages of the weights (`PipelineOptions.average_decay`) in their place in a block, on all ranks."""
+        if self.options.average_decay is None:
+            raise InvalidInput("no averages are kept", where="averaged", remedy="Give PipelineOptions(average_decay=).")
+        with averaged(self._worker, self.state.optimizers):
+            yield
+
     def sync_model(self) -> None:
         """Give every rank's whole model the current parameters and buffers of all stages; all ranks call this."""
         self.gather_weights()
@@ -208,6 +222,11 @@ class Pipeline:
         return self._parts.training.loss_factor
 
     @property
+    def gradient_norms(self) -> Sequence[float | None]:
+        """The 2-norms of the last mini-batches' gradients, before clipping; None if not computed or not finite."""
+        return self._parts.training.gradient_norms
+
+    @property
     def recording(self) -> bool:
         """Whether steps are recorded, for `trace`; may be set between steps, on all ranks alike."""
         return self._worker.recorder.on
@@ -232,25 +251,7 @@ class Pipeline:
 
         To save, call `gather_weights` first. To restore, change the modules and optimizers, then call `resume`.
         """
-        leaders, placement = self._worker.leaders(), self._worker.placement
-        hosted = tuple(leader.slot.stage for leader in leaders)
-        return PipelineState(
-            rank=self.world.rank,
-            steps=self.steps,
-            seed=self.options.seed,
-            plan=self.plan,
-            loss_scale=self._parts.training.loss_scale,
-            model=self._model,
-            programs=self._parts.programs,
-            hosted=hosted,
-            saved=tuple(stage for stage in hosted if placement.ranks(stage)[0] == self.world.rank),
-            parameter_names={
-                id(parameter): leader.program.parameter_names[name]
-                for leader in leaders
-                for name, parameter in leader.module.named_parameters()
-            },
-            optimizers=tuple(self._parts.training.update.optimizers),
-        )
+        return state_of(self._parts, self._model, self.steps, self.options.seed)
 
     def resume(self, steps: int, loss_scale: LossScale | None) -> None:
         """Continue from the values that were put into `state`.
@@ -259,9 +260,7 @@ class Pipeline:
             steps: done so far.
             loss_scale: None, or where the precision is not fp16, leaves it unchanged.
         """
-        for leader in self._worker.leaders():
-            for follower in self._worker.of_stage(leader.slot.stage)[1:]:
-                copy_state(leader.module, follower.module)
+        copy_to_followers(self._worker)
         for sync in self._worker.syncs.values():
             sync.adopt()
         self.steps = steps

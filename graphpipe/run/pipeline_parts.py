@@ -34,6 +34,7 @@ from graphpipe.run.step.evaluation import Evaluation, forward_schedules
 from graphpipe.run.step.find_needs import find_needs
 from graphpipe.run.step.optimizer_groups import optimizer_groups
 from graphpipe.run.step.pipeline_options import PipelineOptions
+from graphpipe.run.step.pipeline_state import PipelineState
 from graphpipe.run.step.programs_by_shape import ProgramsByShape
 from graphpipe.run.step.step_summary import summary_length
 from graphpipe.run.step.train_step import TrainStep
@@ -136,7 +137,7 @@ def build_parts(
     )
     if plan.weights == "flush":
         groups = optimizer_groups(worker, sharded=syncs.zero1)
-        update = WeightUpdate.of(groups, optimizer, options.lr_scheduler, options.clip_norm)
+        update = WeightUpdate.of(groups, optimizer, options.lr_scheduler, options.clip_norm, options.average_decay)
         training = _train_step(evaluation, lowered, update, options)
     else:
         training = _train_segment(evaluation, gradient_edges(specs), optimizer, options)
@@ -192,6 +193,7 @@ def _train_segment(
         update=update,
         stage_updates=stage_updates,
         rolls_back=options.rollback,
+        with_norms=options.check_finite,
     )
 
 
@@ -233,6 +235,37 @@ def _worker(
     worker = build_worker(programs, placement, world, monitor, tasks, lowered, options, syncs.names)
     worker.messages.open(communicating_pairs(lowered, placement))
     return worker
+
+
+def state_of(parts: PipelineParts, model: nn.Module | None, steps: int, seed: int) -> PipelineState:
+    """Return what a checkpoint saves and restores on a rank.
+
+    Args:
+        parts: of the pipeline.
+        model: the user's, if the pipeline was built from it.
+        steps: done.
+        seed: of the training.
+    """
+    worker, training = parts.worker, parts.training
+    leaders, rank = worker.leaders(), worker.world.rank
+    hosted = tuple(leader.slot.stage for leader in leaders)
+    return PipelineState(
+        rank=rank,
+        steps=steps,
+        seed=seed,
+        plan=training.plan,
+        loss_scale=training.loss_scale,
+        model=model,
+        programs=parts.programs,
+        hosted=hosted,
+        saved=tuple(stage for stage in hosted if worker.placement.ranks(stage)[0] == rank),
+        parameter_names={
+            id(parameter): leader.program.parameter_names[name]
+            for leader in leaders
+            for name, parameter in leader.module.named_parameters()
+        },
+        optimizers=tuple(training.update.optimizers),
+    )
 
 
 def whole_gradients(worker: StageWorker) -> dict[str, Tensor | None]:

@@ -28,7 +28,7 @@ from graphpipe.profiler.profile import profile
 from graphpipe.run.device.precision import check_planned_precision
 from graphpipe.simulator import predict
 from graphpipe.training.config.settings import TrainConfig
-from graphpipe.training.task.factories import optimizer_factory
+from graphpipe.training.task.factories import whole_optimizer
 from graphpipe.training.task.first_samples import first_samples
 from graphpipe.training.task.task import Task
 from graphpipe.waiting import waiting
@@ -175,5 +175,5 @@ def _costs(
         loss_fn=task.loss_fn,
         targets=targets,
         batch_sizes=sorted({max(1, size >> halvings) for halvings in range(8)}),
-        optimizer=lambda parameters: optimizer_factory(config, task)(cast("list[nn.Parameter]", parameters)),
+        optimizer=lambda parameters: whole_optimizer(config, task)(cast("list[nn.Parameter]", parameters)),
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 from graphpipe.cluster import Cluster
 from graphpipe.errors import InvalidInput
+from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture_file.capture_file import save_capture
 from graphpipe.plans import Plan
 from graphpipe.run.checkpoint.folder import newest_resumable
@@ -23,7 +24,9 @@ from graphpipe.training.config.settings import RunSettings, TrainConfig
 from graphpipe.training.make_plan import make_plan, use_plan, with_policy_of
 from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.training.run_folder.run_lock import RunLock
+from graphpipe.training.task.callback import CALLBACKS
 from graphpipe.training.task.count_steps import check_data, count_steps
+from graphpipe.training.task.factories import check_factories
 from graphpipe.training.task.initial_weights import initial_weights
 from graphpipe.training.task.task import Task
 from graphpipe.training.telemetry.loggers import check_loggers
@@ -38,6 +41,17 @@ class Prepared:
     """With its prediction."""
     trace: Trace
     """The step as the simulator predicts it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedTraining:
+    """A training that could be started: nothing of it is written."""
+
+    plan: Plan
+    """With its prediction."""
+    captured: Captured
+    """The model as it was captured for the plan."""
+    steps: int
 
 
 def prepare(
@@ -69,10 +83,44 @@ def prepare(
             another training writes to the folder.
         CheckpointCorrupt: every checkpoint is damaged.
     """
-    check_loggers(config.train.loggers)
-    _check_weights(config, task)
+    check_names(config)
     if resume and resume.checkpoints.is_dir():
         lock.take(resume)
+    planned = plan_training(config, task, tell=tell, plan=plan, ranks=ranks, resume=resume)
+    folder = resume or _new_folder(config.run)
+    lock.take(folder)
+    folder.faults.unlink(missing_ok=True)
+    config.save(folder.config)
+    save_capture(planned.captured, folder.capture)
+    return Prepared(folder=folder, plan=planned.plan, trace=save_plan(planned.plan, folder))
+
+
+def check_names(config: TrainConfig) -> None:
+    """Check the loggers and callbacks that a configuration names.
+
+    Raises:
+        InvalidInput: one is unknown, or its package is not installed.
+    """
+    check_loggers(config.train.loggers)
+    for name in config.train.callbacks:
+        CALLBACKS.find(name, "train.callbacks")
+
+
+def plan_training(
+    config: TrainConfig,
+    task: Task,
+    *,
+    tell: Callable[[str], None],
+    plan: Plan | str | Path | None = None,
+    ranks: int | None = None,
+    resume: RunFolder | None = None,
+) -> PlannedTraining:
+    """Check the task, its data and its settings, and plan. Nothing is written but caches.
+
+    Args, Raises: as `prepare`.
+    """
+    check_factories(config, task)
+    _check_weights(config, task)
     steps = count_steps(config, task)
     check_data(config, task)
     planned = config
@@ -93,12 +141,7 @@ def prepare(
     )
     if not resume:
         check_task(config, task, found, captured, tell)
-    folder = resume or _new_folder(config.run)
-    lock.take(folder)
-    folder.faults.unlink(missing_ok=True)
-    config.save(folder.config)
-    save_capture(captured, folder.capture)
-    return Prepared(folder=folder, plan=found, trace=save_plan(found, folder))
+    return PlannedTraining(plan=found, captured=captured, steps=steps)
 
 
 def _check_weights(config: TrainConfig, task: Task) -> None:
@@ -157,7 +200,7 @@ def _check_schedule(config: TrainConfig, changed: dict[str, tuple[Any, Any]]) ->
     if all(name in ("constant", "cosine") for name in names):
         return
     for key, (then, now) in changed.items():
-        if key == "optimizer.lr" or key.startswith("lr_schedule."):
+        if key in ("optimizer.lr", "optimizer.groups") or key.startswith("lr_schedule."):
             raise InvalidInput(
                 f"was {then}, is {now}, and the rate of {names[0]} follows from the state in the checkpoint",
                 where=key,

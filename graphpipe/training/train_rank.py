@@ -3,10 +3,12 @@
 import json
 import os
 import sys
-import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from graphpipe.errors import InvalidInput, PeerLost, PeerStalled
 from graphpipe.files.json_body import to_body
@@ -22,20 +24,23 @@ from graphpipe.run.faults.rank_status import STATUS_FOLDER
 from graphpipe.run.initial_weights.init_weights import WeightsFollow
 from graphpipe.run.initial_weights.weight_source import WeightSource
 from graphpipe.run.pipeline import Pipeline
-from graphpipe.run.stage.shares.batch_share import GivenBatch
 from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.weights.weight_update import SchedulerFactory
 from graphpipe.trace import Trace
 from graphpipe.training.config.optimizers import apply_settings
+from graphpipe.training.config.parameter_groups import ParameterGroups
 from graphpipe.training.config.settings import TrainConfig
-from graphpipe.training.elastic.survivor import BufferCopies, KeptState, Reader, RepeatableBatches, Survivor
-from graphpipe.training.evaluations import Evaluations
+from graphpipe.training.elastic.survivor import KeptState, Reader, RepeatableBatches, Survivor
+from graphpipe.training.loop.callbacks import Callbacks
+from graphpipe.training.loop.evaluation_watch import figures_of
+from graphpipe.training.loop.evaluations import Evaluations
+from graphpipe.training.loop.segment_ends import segment_ends
+from graphpipe.training.loop.steps import run_steps
 from graphpipe.training.run_folder.leave_request import LeaveRequest
-from graphpipe.training.run_folder.metrics_log import StepMetrics, read_metrics_log
+from graphpipe.training.run_folder.metrics_log import read_metrics_log
 from graphpipe.training.run_folder.recoveries import note_recovery, read_recoveries
 from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.training.run_folder.train_result import TrainResult
-from graphpipe.training.segment_ends import segment_ends
 from graphpipe.training.task.count_steps import count_steps
 from graphpipe.training.task.data_reader import DataReader
 from graphpipe.training.task.dataset_reader import DatasetReader
@@ -44,11 +49,6 @@ from graphpipe.training.task.initial_weights import initial_weights
 from graphpipe.training.task.task import Task, load_task
 from graphpipe.training.telemetry.banner import readiness, show_banner
 from graphpipe.training.telemetry.telemetry import open_telemetry
-
-TRACED = 5
-"""Number of last steps that are traced. The one with the median time is saved as the measured trace.
-
-Before a traced step all ranks wait for each other. The other steps are not recorded, and do not have this barrier."""
 
 
 def train_from_folder(directory: str, resume: str = "", elastic: str = "") -> None:
@@ -126,6 +126,7 @@ def _train(
     """Train, evaluate and save with one generation of ranks."""
     main = int(os.environ.get("RANK", "0")) == 0
     kept = survivor.kept
+    groups = ParameterGroups.of(config.optimizer, task.model)  # while all of the model is here
     reader = kept.reader if kept else _reader(config, task)
     history = kept.history if kept else read_metrics_log(folder.metrics_log) if resume else []
     with (
@@ -156,7 +157,7 @@ def _train(
             training = checkpoints.load()
             training.check_unfinished(steps, results=folder.metrics.exists(), where=str(folder))
             if task.optimizer is None:
-                apply_settings(pipeline.state.optimizers, config.optimizer)
+                apply_settings(pipeline.state.optimizers, _options_by_parameter(groups, pipeline))
             reader.position = training.position
         if main:
             note_recovery(folder, pipeline.steps)
@@ -173,19 +174,25 @@ def _train(
         if main:
             show_banner(ready)
         leave = LeaveRequest(world, folder) if elastic else None
-        ends = [*segment_ends(config.train, pipeline.steps, steps, flushes=_flushes(plan))]
-        with open_telemetry(config, pipeline, folder, steps, history, pipeline.steps, len(ends)) as telemetry:
-            evaluations = Evaluations(
-                task=task, pipeline=pipeline, settings=config.train, telemetry=telemetry, folder=folder
-            )
+        ends = [*segment_ends(config.train, pipeline.steps, steps, flushes=plan.weights == "flush")]
+        callbacks = Callbacks.of(config, task, pipeline, folder, steps)
+        with open_telemetry(
+            config, pipeline, folder, steps, history, pipeline.steps, len(ends), callbacks=bool(callbacks.callbacks)
+        ) as telemetry:
+            evaluations = Evaluations.of(config, task, pipeline, reader, telemetry, folder, callbacks)
+            callbacks.call(lambda callback, training: callback.start(training))
             with survivor.training(pipeline, checkpoints, reader, batches, history, steps) as buffers:
-                traces = _steps(config, pipeline, reader, batches, checkpoints, evaluations, history, leave, buffers)
+                done = run_steps(evaluations, batches, checkpoints, history, leave, buffers)
             checkpoints.wait()
-            if pipeline.steps < steps:
+            if pipeline.steps < steps and not done.why_ended:
                 return None
             # Weights are saved before the user's `accuracy`, which may raise.
+            if config.evaluation.average_decay is not None:
+                with pipeline.averaged():
+                    save_model(pipeline, folder.averaged_weights, folder.averaged_weight_folder)
             save_model(pipeline, folder.weights, folder.weight_folder)
             found = evaluations.make()
+            callbacks.call(lambda callback, training: callback.end(training, figures_of(found.loss, found.metrics)))
             result = TrainResult.of(
                 plan,
                 history,
@@ -193,11 +200,19 @@ def _train(
                 accuracy=found.accuracy,
                 metrics=found.metrics,
                 recoveries=read_recoveries(folder),
+                why_ended=done.why_ended,
+                best_step=evaluations.watch.best_step,
+                best=evaluations.watch.best,
             )
             telemetry.end()
         if main:
-            _save(folder, traces, result)
+            _save(folder, done.traces, result)
     return result
+
+
+def _options_by_parameter(groups: ParameterGroups, pipeline: Pipeline) -> Callable[[Tensor], Mapping[str, Any]]:
+    names = pipeline.state.parameter_names
+    return lambda parameter: groups.options_of(names[id(parameter)])
 
 
 def _reader(config: TrainConfig, task: Task) -> Reader:
@@ -241,6 +256,7 @@ def _options(
     return PipelineOptions(
         initial_weights=source,
         lr_scheduler=schedule,
+        average_decay=config.evaluation.average_decay,
         device="cpu" if plan.cluster.on_processors else None,
         captured=load_capture(folder.capture, plan.graph),
         engine=config.train.engine,
@@ -270,53 +286,6 @@ def reporting_status(pipeline: Pipeline) -> Generator[None]:
         if STATUS_FOLDER not in os.environ and world.size > 1:
             print(f"rank {world.rank} failed: {pipeline.monitor.last_status}", file=sys.stderr, flush=True)
         raise
-
-
-def _steps(
-    config: TrainConfig,
-    pipeline: Pipeline,
-    reader: Reader,
-    batches: Iterator[GivenBatch],
-    checkpoints: Checkpoints,
-    evaluations: Evaluations,
-    history: list[StepMetrics],
-    leave: LeaveRequest | None,
-    buffers: BufferCopies,
-) -> list[Trace]:
-    """Train to the last step or to a request to leave. Append to the history, and return the last steps' traces."""
-    traces: list[Trace] = []
-    telemetry = evaluations.telemetry
-    every = config.train.checkpoint_every
-    for end in segment_ends(config.train, pipeline.steps, telemetry.steps, flushes=_flushes(pipeline.plan)):
-        pipeline.recording = end > telemetry.steps - TRACED
-        for each in _segment(pipeline, batches, end):
-            history.append(each)
-            telemetry.step(each, drained=each.step == end)
-        buffers.update()
-        if pipeline.recording:
-            traces.append(pipeline.trace())
-        if evaluations.due(end):
-            evaluations.make()
-        if every is not None and (end % every == 0 or end == telemetry.steps):
-            start = time.perf_counter()
-            checkpoints.save(reader.position)
-            telemetry.checkpoint(time.perf_counter() - start)
-            if end < telemetry.steps and leave is not None and leave.asked():
-                break
-    return traces
-
-
-def _segment(pipeline: Pipeline, batches: Iterator[GivenBatch], end: int) -> list[StepMetrics]:
-    """Train to a step, and return the steps; those of a segment took equally long."""
-    first = pipeline.steps + 1
-    start = time.perf_counter()
-    losses = pipeline.segment(batches, count=end - pipeline.steps)
-    seconds = (time.perf_counter() - start) / len(losses)
-    return [StepMetrics(step=step, loss=loss, seconds=seconds) for step, loss in enumerate(losses, first)]
-
-
-def _flushes(plan: Plan) -> bool:
-    return plan.weights == "flush"
 
 
 def _save(folder: RunFolder, traces: Sequence[Trace], result: TrainResult) -> None:

@@ -60,6 +60,8 @@ def check(ran: Ran, code: int, *parts: str) -> None:
         (("profile", "GRAPH"), ("no module behind it",)),
         (("simulate", "missing.json"), ("missing.json", "No such file")),
         (("export", "plan.json", "--format", "megatrn"), ("unknown format 'megatrn'", "'megatron'")),
+        (("evaluate", "missing"), ("missing: no such folder", "the folder of a run")),
+        (("evaluate", "."), ("is not in the folder of a run",)),
         (("export", "missing.json", "--format", "megatron"), ("missing.json", "No such file")),
         (("export", ".", "--format", "megatron"), (".: cannot read: Is a directory",)),
         (("show", "--schema", "stage"), ("unknown kind of document 'stage'", "'stages'")),

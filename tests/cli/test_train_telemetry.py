@@ -20,6 +20,7 @@ from forked_programs import forked_programs
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
+from graphpipe.training.loop.steps import TRACED
 from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.training.telemetry import loggers
 from graphpipe.training.telemetry.event import (
@@ -116,7 +117,14 @@ def test_tensorboard_reads_the_metrics_back(folder: Path) -> None:
     (accuracy,) = read.Scalars("held_out/accuracy")
     assert (accuracy.step, accuracy.value) == (STEPS, pytest.approx(result["accuracy"]))
     names = {"train/loss", "train/step_seconds", "train/samples_per_second", "held_out/accuracy", "held_out/loss"}
-    assert set(read.Tags()["scalars"]) == names | {"memory/rank0_held_bytes", "memory/rank0_peak_bytes"}
+    names |= {"train/learning_rate", "train/gradient_norm", "memory/rank0_held_bytes", "memory/rank0_peak_bytes"}
+    stages = {f"stage/{stage.name}_seconds" for stage in Plan.load(folder / "plan.json").stages}
+    assert set(read.Tags()["scalars"]) == names | stages
+    rates = [point.value for point in read.Scalars("train/learning_rate")]
+    assert rates == [pytest.approx(line["learning_rate"]) for line in metrics(folder)] == [pytest.approx(0.05)] * STEPS
+    for name in stages:  # of the steps that were recorded
+        assert [point.step for point in read.Scalars(name)] == [*range(STEPS - TRACED + 1, STEPS + 1)]
+        assert all(point.value > 0 for point in read.Scalars(name))
 
 
 def test_repeated_steps_are_in_tensorboard_once(tmp_path: Path) -> None:
@@ -235,7 +243,10 @@ def test_a_missing_extra_is_named_before_anything_runs(run: Run, config: Path, m
 def test_an_unknown_logger_is_refused(run: Run, config: Path) -> None:
     ran = run("train", config, "train.loggers=['wandbb']")
     assert ran.code == 2
-    assert "train.loggers: unknown logger 'wandbb'. Did you mean 'wandb'? Known: jsonl, tensorboard, wandb." in ran.err
+    assert (
+        "train.loggers: unknown logger 'wandbb'. Did you mean 'wandb'? Known: jsonl, mlflow, tensorboard, wandb."
+        in ran.err
+    )
 
 
 class Lines(loggers.MetricLogger):

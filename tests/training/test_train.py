@@ -22,12 +22,13 @@ from graphpipe.run.worker.recorder import Recorder
 from graphpipe.schedule.segments.planned_versions import with_policy
 from graphpipe.trace import Trace
 from graphpipe.training.config.from_toml import read_config
+from graphpipe.training.loop.segment_ends import segment_ends
+from graphpipe.training.loop.steps import TRACED
 from graphpipe.training.make_plan import plan_with_costs
 from graphpipe.training.run_folder.metrics_log import read_metrics_log
 from graphpipe.training.run_folder.run_folder import RunFolder
-from graphpipe.training.segment_ends import segment_ends
 from graphpipe.training.task.task import load_task
-from graphpipe.training.train_rank import TRACED, train_rank
+from graphpipe.training.train_rank import train_rank
 
 SCRIPT = """
 import sys

@@ -117,9 +117,9 @@ def begin_checkpoint(folder: Path, step: int) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     existing = list_checkpoints(folder)
-    if existing and _step(existing[0]) > step:
+    if existing and step_of(existing[0]) > step:
         raise InvalidInput(
-            f"holds a checkpoint of step {_step(existing[0])}, this one is of step {step}",
+            f"holds a checkpoint of step {step_of(existing[0])}, this one is of step {step}",
             where=str(folder),
             remedy="Load that checkpoint before training on, or choose another folder.",
         )
@@ -189,7 +189,8 @@ def _delete(path: Path) -> None:
         path.unlink()
 
 
-def _step(checkpoint: Path) -> int:
+def step_of(checkpoint: Path) -> int:
+    """Return the steps done at a checkpoint, by its name."""
     match = _CHECKPOINT_NAME.fullmatch(checkpoint.name)
     assert match is not None
     return int(match[1])

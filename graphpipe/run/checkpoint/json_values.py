@@ -10,15 +10,21 @@ from torch import Tensor
 
 from graphpipe.errors import InvalidInput
 
+_INFINITE = ("-infinity", "infinity")
+
 
 def to_json_value(value: object, where: str) -> Any:
     """Return a value that JSON can hold: a tuple becomes a list, a key text, and a tensor with one number the number.
+
+    Infinity, which ReduceLROnPlateau has before its first value, becomes a text.
 
     Raises:
         InvalidInput: the value contains something else.
     """
     if value is None or isinstance(value, int | str) or (isinstance(value, float) and math.isfinite(value)):
         return value
+    if isinstance(value, float) and math.isinf(value):
+        return _INFINITE[value > 0]
     if isinstance(value, Tensor) and value.numel() == 1:
         return value.item()
     if isinstance(value, Mapping):
@@ -37,6 +43,8 @@ def with_types_of(current: Any, saved: Any) -> Any:
     Raises:
         ValueError: the two are different kinds of value.
     """
+    if isinstance(current, int | float) and saved in _INFINITE:
+        return float(saved)
     if not _is_replaceable(saved, current):
         raise ValueError(f"{saved!r:.40} cannot replace {current!r:.40}")
     if isinstance(current, Tensor):

@@ -5,7 +5,7 @@ it had. Under another plan, an optimizer therefore finds the state and the optio
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from graphpipe.run.checkpoint.json_values import to_json_value, with_types_of
 from graphpipe.run.checkpoint.manifest import MANIFEST, Manifest, read_checkpoint_document
 from graphpipe.run.weights import zero1
 from graphpipe.run.weights.sharded_tensors import in_shards
+from graphpipe.run.weights.weight_update import SLOT, WeightAverage
 
 PER_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs")
 """Lists with an entry per parameter group, in the state of a learning-rate schedule."""
@@ -100,6 +101,36 @@ def extract_optimizer_state(
         scheduler=None if scheduler is None else to_json_value(scheduler.state_dict(), type(scheduler).__name__),
     )
     return state, tensors
+
+
+def with_averages(
+    state: OptimizerState, slots: Mapping[str, Tensor], average: WeightAverage | None, names: Mapping[int, str]
+) -> tuple[OptimizerState, dict[str, Tensor]]:
+    """Return an optimizer's state and its tensors with the averages of the parameters that are in it."""
+    if average is None:
+        return state, dict(slots)
+    named = {names[id(each)]: kept for each, kept in zip(average.parameters, average.averages, strict=True)}
+    parameters = {name: replace(kept, slots=(*kept.slots, SLOT)) for name, kept in state.parameters.items()}
+    return replace(state, parameters=parameters), {
+        **slots,
+        **{slot_name(name, SLOT): named[name] for name in parameters},
+    }
+
+
+def without_averages(saved: Sequence[OptimizerState]) -> tuple[Sequence[OptimizerState], set[str]]:
+    """Return what an optimizer keeps itself, and the names of the parameters that were saved with averages."""
+    named = [(name, kept) for state in saved for name, kept in state.parameters.items()]
+    own = [
+        replace(
+            state,
+            parameters={
+                name: replace(kept, slots=tuple(slot for slot in kept.slots if slot != SLOT))
+                for name, kept in state.parameters.items()
+            },
+        )
+        for state in saved
+    ]
+    return own, {name for name, kept in named if SLOT in kept.slots}
 
 
 def restore_optimizer_state(

@@ -1,6 +1,6 @@
 """A verified checkpoint into a pipeline: every rank reads only the tensors of the stages that it hosts."""
 
-from collections.abc import Generator
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,6 +12,8 @@ from graphpipe.run.checkpoint.optimizer_state import (
     read_optimizer_states,
     restore_optimizer_state,
     saved_state_of,
+    slot_name,
+    without_averages,
 )
 from graphpipe.run.checkpoint.recut_tensors import read_parameters, read_slots, with_states_of
 from graphpipe.run.checkpoint.training_state import TrainingState
@@ -19,6 +21,7 @@ from graphpipe.run.comm.collective_calls import collective_call
 from graphpipe.run.comm.world import World
 from graphpipe.run.step.pipeline_state import PipelineState
 from graphpipe.run.weights import zero1
+from graphpipe.run.weights.weight_update import SLOT, WeightAverage
 
 
 def restore(world: World, state: PipelineState, checkpoint: Path) -> TrainingState:
@@ -51,7 +54,7 @@ def _restore_optimizers(state: PipelineState, checkpoint: Path, manifest: Manife
     if not state.optimizers:
         return
     names = state.parameter_names
-    saved = with_states_of(read_optimizer_states(checkpoint, manifest), names.values())
+    saved, averaged = without_averages(with_states_of(read_optimizer_states(checkpoint, manifest), names.values()))
     for scheduled in state.optimizers:
         local = zero1.local_optimizer(scheduled.optimizer)
         own = [names[id(parameter)] for group in local.param_groups for parameter in group["params"]]
@@ -59,6 +62,18 @@ def _restore_optimizers(state: PipelineState, checkpoint: Path, manifest: Manife
         tensors = read_slots(checkpoint, manifest, {name: parameter.slots for name, parameter in kept.items()})
         with _naming_state_files(checkpoint):
             restore_optimizer_state(scheduled.optimizer, scheduled.scheduler, names, saved, tensors)
+        if scheduled.average is not None:
+            _restore_average(scheduled.average, names, checkpoint, manifest, averaged)
+
+
+def _restore_average(
+    average: WeightAverage, names: Mapping[int, str], checkpoint: Path, manifest: Manifest, saved: Collection[str]
+) -> None:
+    # Averages that the checkpoint does not have begin as its weights.
+    own = [names[id(parameter)] for parameter in average.parameters]
+    slots = read_slots(checkpoint, manifest, {name: (SLOT,) for name in own if name in saved})
+    weights = read_parameters(checkpoint, manifest.tensors, {name for name in own if name not in saved})
+    average.load([slots[slot_name(name, SLOT)] if name in saved else weights[name] for name in own])
 
 
 @contextmanager

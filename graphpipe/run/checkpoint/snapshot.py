@@ -9,7 +9,7 @@ from torch import Tensor
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.run.checkpoint.model_tensors import ModelTensors
-from graphpipe.run.checkpoint.optimizer_state import OptimizerState, extract_optimizer_state
+from graphpipe.run.checkpoint.optimizer_state import OptimizerState, extract_optimizer_state, with_averages
 from graphpipe.run.checkpoint.safetensors_files import cpu_copies
 from graphpipe.run.checkpoint.training_state import TrainingState
 from graphpipe.run.step.pipeline_state import PipelineState
@@ -88,7 +88,9 @@ def _optimizers(
     states: list[OptimizerState] = []
     tensors: dict[str, Tensor] = {}
     for scheduled in state.optimizers:
-        optimizer, slots = extract_optimizer_state(scheduled.optimizer, scheduled.scheduler, state.parameter_names)
+        names = state.parameter_names
+        own, own_slots = extract_optimizer_state(scheduled.optimizer, scheduled.scheduler, names)
+        optimizer, slots = with_averages(own, own_slots, scheduled.average, names)
         is_sharded = zero1.local_optimizer(scheduled.optimizer) is not scheduled.optimizer
         kept = {
             name: state_of_parameter

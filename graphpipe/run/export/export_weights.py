@@ -12,7 +12,7 @@ from graphpipe.run.export.write_model import write_model_file, write_model_folde
 from graphpipe.run.sources.checkpoint_reader import CheckpointReader
 
 
-def export_weights(source: str | Path, output: str | Path) -> Path:
+def export_weights(source: str | Path, output: str | Path, *, averaged: bool = False) -> Path:
     """Write the whole model of a checkpoint to a file or a folder, and return the checkpoint.
 
     One tensor at a time is in memory.
@@ -23,12 +23,13 @@ def export_weights(source: str | Path, output: str | Path) -> Path:
         output: a file whose name ends with `.safetensors`, or a folder, which then has one file or several with an
             index. They hold tied tensors under each of their names, and whole tensors that were saved in slices. For a
             run of a model of Hugging Face, the folder gets its configuration, so that `from_pretrained` loads it.
+        averaged: export the averages of the weights in their place.
 
     Raises:
         InvalidInput: there is no checkpoint, or the file cannot be written.
         CheckpointCorrupt: the checkpoint is damaged, or all checkpoints of the folder are.
     """
-    place, reader = Path(output), _reader(source)
+    place, reader = Path(output), _reader(source, averaged=averaged)
     if place.suffix == ".safetensors":
         write_model_file(reader, place)
     else:
@@ -60,6 +61,6 @@ def _copy_config(run: Path, folder: Path) -> None:
             raise unusable_file(error) from None
 
 
-def _reader(source: str | Path) -> CheckpointReader:
+def _reader(source: str | Path, *, averaged: bool = False) -> CheckpointReader:
     # All bytes are compared with their hashes, once: the weights leave the care of the checkpoint here.
-    return CheckpointReader(find_checkpoint(Path(source)).path)
+    return CheckpointReader(find_checkpoint(Path(source)).path, averaged=averaged)

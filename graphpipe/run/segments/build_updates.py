@@ -36,11 +36,10 @@ def build_updates(
     updates: dict[int, StageUpdate] = {}
     for leader in worker.leaders():
         stage, scheduled = leader.slot.stage, None
-        trained = [parameter for parameter in leader.parameters if parameter.requires_grad]
-        if trained:
-            groups.append(OptimizerGroup(parameters=trained))
+        if trained := leader.trained():
+            groups.append(OptimizerGroup(named=trained))
         if trained and optimizer is not None:
-            scheduled = ScheduledOptimizer.of(groups[-1], optimizer, options.lr_scheduler)
+            scheduled = ScheduledOptimizer.of(groups[-1], optimizer, options.lr_scheduler, options.average_decay)
             optimizers.append(scheduled)
         updates[stage] = _stage_update(plan, worker.of_stage(stage), scheduled, with_norms=options.check_finite)
     return WeightUpdate(groups=groups, optimizers=optimizers, clip_norm=None), updates

@@ -17,7 +17,7 @@ class DrainedState:
     """Copies of weights, buffers and optimizer state, in the memory of the host."""
 
     tensors: list[tuple[Tensor, Tensor]]
-    """Weights and buffers, each with its copy."""
+    """Weights, buffers and averages of weights, each with its copy."""
     optimizers: list[tuple[ScheduledOptimizer, dict[str, Any], dict[str, Any] | None]]
     """The optimizers, each with its state and that of its learning-rate schedule."""
 
@@ -25,6 +25,7 @@ class DrainedState:
     def of(replicas: Sequence[StageReplica], optimizers: Sequence[ScheduledOptimizer]) -> "DrainedState":
         """Copy the state of replicas and optimizers."""
         held = [tensor for it in replicas for tensor in (*it.module.parameters(), *it.module.buffers())]
+        held += [tensor for each in optimizers if each.average for tensor in each.average.averages]
         distinct = {id(tensor): tensor for tensor in held}.values()
         return DrainedState(
             tensors=[(tensor, _copy(tensor)) for tensor in distinct],

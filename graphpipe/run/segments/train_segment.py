@@ -3,7 +3,7 @@
 prepare | forwards, backwards, reductions and updates, as the schedule mixes them | scalar sum | buffers of replicas
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import NamedTuple
@@ -87,6 +87,10 @@ class TrainSegment:
     """The update of each stage on this rank."""
     rolls_back: bool
     """Whether a copy of the state is kept before each segment."""
+    with_norms: bool = True
+    """Whether the norms of gradients are computed."""
+    gradient_norms: Sequence[float | None] = ()
+    """The 2-norm of the gradients of each mini-batch of the last segment; None if it was not computed."""
     loss_scale: None = None
     """None, because losses are not scaled."""
 
@@ -131,6 +135,7 @@ class TrainSegment:
         for number in range(len(batches)):
             worker.monitor.begin_step(step + number)
             worker.monitor.end_step()
+        self.gradient_norms = [each.gradient_norm if self.with_norms else None for each in summaries]
         return [summary.loss for summary in summaries]
 
     def _forget(self, batches: MiniBatchStream) -> None:

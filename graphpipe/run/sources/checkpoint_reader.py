@@ -9,11 +9,13 @@ from typing import final
 import torch
 from torch import Tensor
 
-from graphpipe.errors import CheckpointCorrupt
+from graphpipe.errors import CheckpointCorrupt, InvalidInput
 from graphpipe.graph import ParameterSlice, parameter_of
 from graphpipe.run.checkpoint.folder import find_checkpoint
 from graphpipe.run.checkpoint.manifest import MANIFEST, Manifest, regular_file_size
-from graphpipe.run.checkpoint.recut_tensors import read_parameters, whole_forms
+from graphpipe.run.checkpoint.optimizer_state import slot_name
+from graphpipe.run.checkpoint.recut_tensors import read_parameters, read_slots, whole_forms
+from graphpipe.run.weights.weight_update import SLOT
 
 
 @final
@@ -24,15 +26,17 @@ class CheckpointReader:
 
     Args:
         path: the checkpoint, a folder of checkpoints, or the folder of a run.
+        averaged: read the averages of weights (`evaluation.average_decay`) in their place.
 
     Raises:
-        InvalidInput: there is no checkpoint.
+        InvalidInput: there is no checkpoint, or it has no averages.
         CheckpointCorrupt: the checkpoint is damaged, or all of the folder are.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, averaged: bool = False) -> None:
         checkpoint = find_checkpoint(path, _verify_sizes)
         self.path, self._manifest = checkpoint.path, checkpoint.manifest
+        self._averaged = _averaged(self.path, self._manifest) if averaged else frozenset[str]()
         forms = {name: (entry.dtype, entry.shape) for name, entry in self._manifest.tensors.items()}
         self._forms = whole_forms(forms)
 
@@ -56,11 +60,23 @@ class CheckpointReader:
         """Return a tensor, or a slice of it."""
         saved = self._manifest.aliases.get(name, name)
         wanted = saved if piece is None else replace(piece, parameter=saved).name
+        if saved in self._averaged:
+            return read_slots(self.path, self._manifest, {wanted: (SLOT,)})[slot_name(wanted, SLOT)]
         return read_parameters(self.path, self._manifest.tensors, [wanted])[wanted]
 
     def reading(self) -> AbstractContextManager[None]:
         """Return a context that does nothing: files are opened for each tensor."""
         return nullcontext()
+
+
+def _averaged(checkpoint: Path, manifest: Manifest) -> frozenset[str]:
+    # The parameters that have averages.
+    slots = (name.rpartition(":") for name in manifest.slots)
+    found = frozenset(parameter_of(name) for name, _, slot in slots if slot == SLOT)
+    if not found:
+        remedy = "A training with evaluation.average_decay saves some."
+        raise InvalidInput("has no averages of the weights", where=str(checkpoint), remedy=remedy)
+    return found
 
 
 def _verify_sizes(checkpoint: Path) -> Manifest:

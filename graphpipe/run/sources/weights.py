@@ -1,6 +1,7 @@
 """`gp.Weights`: where the initial weights of a training come from."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -38,7 +39,9 @@ class Weights:
         return InitWeights(function=function)
 
     @staticmethod
-    def read(path: str | Path, *, new: Sequence[str] = (), ignore: Sequence[str] = ()) -> WeightSource:
+    def read(
+        path: str | Path, *, new: Sequence[str] = (), ignore: Sequence[str] = (), averaged: bool = False
+    ) -> WeightSource:
         """Return the source that reads files: only the bytes of a rank's own tensors are read.
 
         Args:
@@ -46,6 +49,7 @@ class Weights:
                 folder of them, or the folder of a run; or a folder of torch.distributed.checkpoint.
             new: patterns of tensors that the files need not have, such as `["score.*"]`. `init` makes them.
             ignore: patterns of tensors in the files that the model need not have.
+            averaged: of a checkpoint of GraphPipe, read the averages of the weights (`evaluation.average_decay`).
 
         Raises:
             InvalidInput: there is no such file, or it is none of these.
@@ -53,7 +57,10 @@ class Weights:
         place = Path(path)
         kind = _kind(place)
         return FileWeights(
-            path=place, open=kind, new=as_patterns(new, "Weights, new"), ignore=as_patterns(ignore, "Weights, ignore")
+            path=place,
+            open=partial(CheckpointReader, averaged=True) if averaged and kind is CheckpointReader else kind,
+            new=as_patterns(new, "Weights, new"),
+            ignore=as_patterns(ignore, "Weights, ignore"),
         )
 
 

@@ -61,8 +61,6 @@ class StageReplica:
     update: Callable[[int], None] | None = None
     """Updates the weights after a mini-batch of a segment; None under a policy that flushes."""
     reached: set[str] = field(default_factory=set[str])
-    """Values of a GPU that have got a gradient."""
-    reached: set[str] = field(default_factory=set[str])
     """Names of values on an accelerator that have got a gradient."""
     whole: str | None = None
     """Why the last backward of a split stage ran whole. Empty if it was split, None before the first backward."""
@@ -71,6 +69,11 @@ class StageReplica:
     def module(self) -> nn.Module:
         """The stage's module, with its parameters and buffers."""
         return self.program.module
+
+    def trained(self) -> list[tuple[str, nn.Parameter]]:
+        """Return the trainable parameters, with their names in the user's model."""
+        names = [self.program.parameter_names[local] for local, _ in self.module.named_parameters()]
+        return [(name, each) for name, each in zip(names, self.parameters, strict=True) if each.requires_grad]
 
     def may_release(self, saved: int) -> bool:
         """Return whether the input half of a forward that saved so many tensors may release some of them."""

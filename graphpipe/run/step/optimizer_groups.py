@@ -27,8 +27,8 @@ def optimizer_groups(worker: StageWorker, *, sharded: Collection[int]) -> list[O
     for leader in worker.leaders():
         ranks = worker.placement.ranks(leader.slot.stage)
         spread = leader.slot.stage in sharded and len(set(ranks)) > 1
-        for parameter in leader.parameters:
-            if not parameter.requires_grad or id(parameter) in seen:
+        for name, parameter in leader.trained():
+            if id(parameter) in seen:
                 continue
             seen.add(id(parameter))
             key: Key = ((), None)
@@ -37,6 +37,6 @@ def optimizer_groups(worker: StageWorker, *, sharded: Collection[int]) -> list[O
             elif spread and id(parameter) not in shared:
                 key = (ranks, parameter.dtype)
             if key not in groups:
-                groups[key] = OptimizerGroup(parameters=[], process_group=worker.world.group(ranks) if key[1] else None)
-            groups[key].parameters.append(parameter)
+                groups[key] = OptimizerGroup(process_group=worker.world.group(ranks) if key[1] else None)
+            groups[key].named.append((name, parameter))
     return [*groups.values()]

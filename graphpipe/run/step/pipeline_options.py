@@ -34,7 +34,10 @@ class PipelineOptions:
     """Where the weights of this rank's stages come from (see `gp.Weights`). None: from the model, and those that are on
     the meta device from its submodules' own `reset_parameters`, seeded by `seed` and the name of each parameter."""
     lr_scheduler: SchedulerFactory | None = None
-    """Builds a learning-rate schedule for an optimizer; stepped once per step."""
+    """Builds a learning-rate schedule for an optimizer; stepped once per step. ReduceLROnPlateau is stepped by
+    `evaluated(value)` of each of `Pipeline.state.optimizers`, on all ranks alike."""
+    average_decay: float | None = None
+    """Keep exponential averages of the weights with this decay, for `Pipeline.averaged`; None keeps none."""
     engine: str = DEFAULT_SYNC
     """Name of the replica synchronisation, which sums gradients over the replicas of a stage (see
     `graphpipe.run.weights.registry`). If it shards parameters, all ranks must call `Pipeline.gradients`. Stages that
@@ -87,6 +90,8 @@ class PipelineOptions:
             raise InvalidInput(
                 f"is {self.clip_norm}, must be positive", where="clip_norm", remedy="None clips nothing."
             )
+        if self.average_decay is not None and not 0 < self.average_decay < 1:
+            raise InvalidInput(f"is {self.average_decay}, must be between 0 and 1", where="average_decay")
         self._check_weights()
         if not -(2**63) <= self.seed < 2**63:
             raise InvalidInput(f"is {self.seed}, must fit in 64 bits", where="seed")

@@ -3,6 +3,8 @@
 prepare | forwards, backwards and reductions | scalar sum | optimizer | buffers of replicas
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphpipe.plans import Plan
@@ -37,6 +39,8 @@ class TrainStep:
     """Whether gradients are checked as well as the loss."""
     loss_scale: LossScale | None
     """The factor of the next step's loss; None if the loss is not scaled."""
+    gradient_norms: Sequence[float | None] = ()
+    """The 2-norm of the last step's gradients, before clipping; None if it was not computed or is not finite."""
 
     @property
     def loss_factor(self) -> float:
@@ -60,6 +64,7 @@ class TrainStep:
         batch = self.batches.prepare(batch)
         recorder.begin()
         summary = self._compute(batch)
+        self.gradient_norms = [norm if self._with_norms and math.isfinite(norm := summary.gradient_norm) else None]
         overflown = self.loss_scale is not None and not self.loss_scale.exhausted and summary.overflown
         if not overflown:
             check_finite(summary, self.plan, step)
@@ -77,8 +82,7 @@ class TrainStep:
             runs = run_step(worker, self.lowered, StepBatches.of((batch,)), self.loss_fn)
         if self.loss_scale is not None:
             self.update.scale_gradients(1 / self.loss_scale.factor)
-        with_norms = self.update.clip_norm is not None or self.check_finite or self.loss_scale is not None
-        summary = summarise_step(self.sums, self.plan, [*runs.values()], self.output_stage, with_norms=with_norms)
+        summary = summarise_step(self.sums, self.plan, [*runs.values()], self.output_stage, with_norms=self._with_norms)
         if not summary.loss_weight:
             return summary
         factor = self.plan.batch_size / summary.loss_weight  # see `sample_loss`
@@ -96,6 +100,10 @@ class TrainStep:
                     self.update.step(summary.gradient_norm)
         if self.loss_scale is not None:
             self.loss_scale = self.loss_scale.after(finite=not overflown)
+
+    @property
+    def _with_norms(self) -> bool:
+        return self.update.clip_norm is not None or self.check_finite or self.loss_scale is not None
 
     @property
     def _devices(self) -> tuple[int, ...]:

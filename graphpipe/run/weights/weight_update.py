@@ -1,23 +1,42 @@
-"""The weight update of one rank: clip, step the optimizers, step the learning-rate schedules."""
+"""The weight update of one rank: clip, step the optimizers, average the weights, step the learning-rate schedules."""
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from graphpipe.errors import InvalidInput
 from graphpipe.run.device.without_compiler import without_compiler
+from graphpipe.run.weights.sharded_tensors import in_shards, own
 from graphpipe.run.weights.zero1 import shard_optimizer_state
 
-OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
+NamedParameter = tuple[str, nn.Parameter]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedOptimizer:
+    """Builds an optimizer of parameters with their names in the user's model; slices have names of their own.
+
+    A parameter that two stages of a rank share may be there twice.
+    """
+
+    build: Callable[[Sequence[NamedParameter]], Optimizer]
+
+
+OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer] | NamedOptimizer
 """Builds an optimizer for trainable parameters of a rank. It is called once per group of parameters (see
 `OptimizerGroup`), so never on a rank without trainable parameters."""
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
+
+
+SLOT = "weight-average"
+"""The name of an average among the tensors of an optimizer's state, in a checkpoint."""
 
 
 _REMEDY = (
@@ -30,7 +49,7 @@ def check_step(built: object, remedy: str) -> None:
     """Check that an optimizer or a schedule steps without arguments.
 
     Raises:
-        InvalidInput: it needs one: `LBFGS` a closure, `ReduceLROnPlateau` a metric.
+        InvalidInput: it needs one: `LBFGS` a closure.
     """
     kinds = inspect.Parameter
     for name, each in inspect.signature(type(built).step).parameters.items():  # pyright: ignore
@@ -44,9 +63,64 @@ def check_step(built: object, remedy: str) -> None:
 class OptimizerGroup:
     """Parameters that one optimizer updates."""
 
-    parameters: list[nn.Parameter]
+    named: list[NamedParameter] = field(default_factory=list[NamedParameter])
+    """The parameters, with their names in the user's model."""
     process_group: dist.ProcessGroup | None = None
     """The ranks that shard the optimizer's state; None if it is not sharded."""
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters, in order."""
+        return [parameter for _, parameter in self.named]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightAverage:
+    """Exponential averages of some parameters: `average += (1 - decay) (weight - average)`, beginning as the weights.
+
+    Each rank averages what it updates, by torch's `swa_utils`: whole parameters, slices, or shards. Buffers are not
+    averaged. Polyak and Juditsky, Acceleration of Stochastic Approximation by Averaging (1992).
+    """
+
+    parameters: Sequence[nn.Parameter]
+    averages: Sequence[Tensor]
+    """In the same order, sharded as the parameters are."""
+    decay: float
+
+    @staticmethod
+    def of(parameters: Sequence[nn.Parameter], decay: float) -> "WeightAverage":
+        """Return averages that begin as the present weights."""
+        return WeightAverage(parameters, [each.detach().clone() for each in parameters], decay)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take the present weights into the averages."""
+        add = get_ema_multi_avg_fn(self.decay)
+        for averages, weights in self._by_kind():
+            add(averages, weights, torch.tensor(0))
+
+    @torch.no_grad()
+    def load(self, values: Sequence[Tensor]) -> None:
+        """Take averages from elsewhere: whole tensors, or shards as those here."""
+        for average, value in zip(self.averages, values, strict=True):
+            own(average).copy_(own(in_shards(value, average)))
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchange weights and averages. A second call brings both back, bit for bit."""
+        for average, parameter in zip(self.averages, self.parameters, strict=True):
+            weights = own(parameter).clone()
+            own(parameter).copy_(own(average))
+            own(average).copy_(weights)
+
+    def _by_kind(self) -> list[tuple[list[Tensor], list[Tensor]]]:
+        # Torch takes lists of one dtype and device.
+        lists: dict[tuple[torch.dtype, torch.device], tuple[list[Tensor], list[Tensor]]] = {}
+        for average, parameter in zip(self.averages, self.parameters, strict=True):
+            averages, weights = lists.setdefault((parameter.dtype, parameter.device), ([], []))
+            averages.append(own(average))
+            weights.append(own(parameter.detach()))
+        return [*lists.values()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +129,15 @@ class ScheduledOptimizer:
 
     optimizer: Optimizer
     scheduler: LRScheduler | None
+    average: WeightAverage | None = None
+    """Averages of what it updates; None if there are none."""
 
     @staticmethod
     def of(
-        group: OptimizerGroup, optimizer: OptimizerFactory, scheduler: SchedulerFactory | None
+        group: OptimizerGroup,
+        optimizer: OptimizerFactory,
+        scheduler: SchedulerFactory | None,
+        average_decay: float | None = None,
     ) -> "ScheduledOptimizer":
         """Build optimizer and schedule for some parameters.
 
@@ -66,21 +145,36 @@ class ScheduledOptimizer:
             InvalidInput: one of them needs an argument to step.
         """
         with without_compiler():
-            built = optimizer(group.parameters)
+            by_name = isinstance(optimizer, NamedOptimizer)
+            built = optimizer.build(group.named) if by_name else optimizer(group.parameters)
             check_step(built, "The pipeline computes gradients once for each step. Choose another optimizer.")
             if group.process_group is not None:
                 built = shard_optimizer_state(built, group.process_group)
             schedule = None if scheduler is None else scheduler(built)
-            if schedule is not None:
+            if schedule is not None and not isinstance(schedule, ReduceLROnPlateau):
                 check_step(schedule, _REMEDY)
-            return ScheduledOptimizer(optimizer=built, scheduler=schedule)
+            average = None if average_decay is None else WeightAverage.of(group.parameters, average_decay)
+            return ScheduledOptimizer(optimizer=built, scheduler=schedule, average=average)
 
     def step(self) -> None:
-        """Step the optimizer, then the schedule."""
+        """Step the optimizer, then the schedule, unless that follows evaluations."""
         with without_compiler():
             self.optimizer.step()
-            if self.scheduler is not None:
+            if self.average is not None:
+                self.average.update()
+            if self.scheduler is not None and not isinstance(self.scheduler, ReduceLROnPlateau):
                 self.scheduler.step()
+
+    @property
+    def follows_evaluations(self) -> bool:
+        """Whether the schedule goes on by what evaluations find, as ReduceLROnPlateau does."""
+        return isinstance(self.scheduler, ReduceLROnPlateau)
+
+    def evaluated(self, value: float) -> None:
+        """Step a schedule that follows evaluations, such as ReduceLROnPlateau, by a value, the same on every rank."""
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            with without_compiler():
+                self.scheduler.step(value)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,11 +191,12 @@ class WeightUpdate:
         optimizer: OptimizerFactory | None,
         scheduler: SchedulerFactory | None,
         clip_norm: float | None,
+        average_decay: float | None = None,
     ) -> "WeightUpdate":
         """Build optimizer and schedule for each group of a rank's trainable parameters."""
         optimizers: list[ScheduledOptimizer] = []
         if optimizer is not None:
-            optimizers = [ScheduledOptimizer.of(group, optimizer, scheduler) for group in groups]
+            optimizers = [ScheduledOptimizer.of(group, optimizer, scheduler, average_decay) for group in groups]
         return WeightUpdate(groups=groups, optimizers=optimizers, clip_norm=clip_norm)
 
     @property
@@ -111,9 +206,8 @@ class WeightUpdate:
 
     def clear(self) -> None:
         """Drop all gradients."""
-        for group in self.groups:
-            for parameter in group.parameters:
-                parameter.grad = None
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def scale_gradients(self, factor: float) -> None:
         """Multiply all gradients by a factor."""
@@ -130,5 +224,6 @@ class WeightUpdate:
 
     def _clip(self, limit: float, gradient_norm: float) -> None:
         for group in self.groups:  # torch clips the shards of one group at a time
-            norm = torch.tensor(gradient_norm, device=group.parameters[0].device)
-            torch.nn.utils.clip_grads_with_norm_(group.parameters, limit, norm)
+            parameters = group.parameters
+            norm = torch.tensor(gradient_norm, device=parameters[0].device)
+            torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)

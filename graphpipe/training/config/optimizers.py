@@ -1,7 +1,7 @@
 """The optimizer and the learning-rate schedule of a configuration."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -9,7 +9,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LinearLR, LRScheduler, SequentialLR
 
 from graphpipe.run.weights.weight_update import ScheduledOptimizer, SchedulerFactory
-from graphpipe.training.config.settings import OptimizerSettings, ScheduleSettings
+from graphpipe.training.config.evaluation_settings import Mode
+from graphpipe.training.config.optimizer_settings import OptimizerSettings, ScheduleSettings
 from graphpipe.training.config.torch_names import as_argument, optimizer_class, scheduler_class, takes
 
 
@@ -18,10 +19,16 @@ def build_optimizer(settings: OptimizerSettings, parameters: Sequence[Tensor]) -
     return optimizer_class(settings.name)(parameters, **settings.given)  # pyright: ignore[reportArgumentType]
 
 
-def scheduler_factory(settings: ScheduleSettings, steps: int) -> SchedulerFactory:
-    """Return a function that makes the learning-rate schedule of a training with `steps` steps."""
+def scheduler_factory(settings: ScheduleSettings, steps: int, better: Mode = "min") -> SchedulerFactory:
+    """Return a function that makes the learning-rate schedule of a training.
+
+    Args:
+        settings: of the schedule.
+        steps: of the training.
+        better: whether less or more is better of what ReduceLROnPlateau follows.
+    """
     if settings.of_torch:
-        return lambda optimizer: _of_torch(settings, optimizer, steps)
+        return lambda optimizer: _of_torch(settings, optimizer, steps, better)
     return lambda optimizer: LambdaLR(optimizer, lambda step: _share(settings, step, steps))
 
 
@@ -34,10 +41,12 @@ def _share(settings: ScheduleSettings, step: int, steps: int) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * min(1.0, (step - settings.warmup_steps) / rest)))
 
 
-def _of_torch(settings: ScheduleSettings, optimizer: Optimizer, steps: int) -> LRScheduler:
+def _of_torch(settings: ScheduleSettings, optimizer: Optimizer, steps: int, better: Mode) -> LRScheduler:
     kind, warmup = scheduler_class(settings.name), settings.warmup_steps
-    rest, rate = max(1, steps - warmup), optimizer.param_groups[0]["lr"]
-    lengths: dict[str, Any] = {"T_max": rest, "total_steps": rest, "max_lr": rate}
+    rest, rates = max(1, steps - warmup), [group["lr"] for group in optimizer.param_groups]
+    lengths: dict[str, Any] = {"T_max": rest, "total_steps": rest, "max_lr": rates}
+    if settings.follows_evaluations:
+        lengths["mode"] = better
     missing = {name: value for name, value in lengths.items() if takes(kind, name) and name not in settings.arguments}
     if "epochs" in settings.arguments:  # OneCycleLR counts its steps itself.
         missing.pop("total_steps", None)
@@ -48,20 +57,27 @@ def _of_torch(settings: ScheduleSettings, optimizer: Optimizer, steps: int) -> L
     return SequentialLR(optimizer, [begin, kind(optimizer, **arguments)], milestones=[warmup])
 
 
-def apply_settings(optimizers: Iterable[ScheduledOptimizer], settings: OptimizerSettings) -> None:
+def apply_settings(
+    optimizers: Iterable[ScheduledOptimizer],
+    options_of: Callable[[Tensor], Mapping[str, Any]],
+) -> None:
     """Give restored optimizers and schedules the options of a configuration, which a checkpoint has overwritten.
 
     The shape of `constant` and `cosine` is that of the configuration anyway. Their learning rate continues at the
     present step. Schedules of torch keep the learning rates, momenta and betas that they have set.
+
+    Args:
+        optimizers: with their schedules.
+        options_of: returns the options of a parameter. Those of a group are equal.
     """
     for scheduled in optimizers:
-        schedule = scheduled.scheduler
-        for number, group in enumerate(scheduled.optimizer.param_groups):
-            if isinstance(schedule, LambdaLR):
-                group |= {name: value for name, value in settings.given.items() if name in group}
-                group["initial_lr"] = settings.lr
-                group["lr"] = settings.lr * schedule.lr_lambdas[number](schedule.last_epoch)
+        groups = scheduled.optimizer.param_groups
+        for number, group in enumerate(groups):
+            options = options_of(group["params"][0])
+            if isinstance(scheduled.scheduler, LambdaLR):
+                group |= {name: value for name, value in options.items() if name in group}
+                group["initial_lr"] = options["lr"]
+                scheduled.scheduler.base_lrs[number] = options["lr"]
+                group["lr"] = options["lr"] * scheduled.scheduler.lr_lambdas[number](scheduled.scheduler.last_epoch)
             else:
-                group["weight_decay"] = settings.given.get("weight_decay", group.get("weight_decay"))
-        if isinstance(schedule, LambdaLR):
-            schedule.base_lrs = [settings.lr] * len(schedule.base_lrs)
+                group["weight_decay"] = options.get("weight_decay", group.get("weight_decay"))

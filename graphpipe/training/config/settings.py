@@ -1,10 +1,8 @@
 """The configuration of a training, as `graphpipe train CONFIG.toml key=value ...` reads it."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from pydantic import ConfigDict
 
@@ -16,14 +14,9 @@ from graphpipe.planning.settings import PlanSection
 from graphpipe.run.faults.fault import parse_faults
 from graphpipe.run.weights.check_sync import check_sync
 from graphpipe.run.weights.registry import DEFAULT_SYNC
-from graphpipe.training.config.torch_names import (
-    as_argument,
-    check_arguments,
-    check_builds,
-    optimizer_class,
-    scheduler_class,
-    takes,
-)
+from graphpipe.training.config.evaluation_settings import EvaluationSettings
+from graphpipe.training.config.numbers import at_least_one, not_negative, positive
+from graphpipe.training.config.optimizer_settings import OptimizerSettings, ScheduleSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +64,10 @@ class TrainSettings:
     prefetch: int = 2
     """Mini-batches that each of these processes reads ahead."""
     loggers: tuple[str, ...] = ()
-    """Loggers of loss, throughput, memory and evaluations, besides metrics.jsonl: `tensorboard` and `wandb`, which need
-    the extras of the same names, `jsonl`, and those of installed packages."""
+    """Loggers of loss, throughput, memory and evaluations, besides metrics.jsonl: `tensorboard`, `wandb` and `mlflow`,
+    which need the extras of the same names, `jsonl`, and those of installed packages."""
+    callbacks: tuple[str, ...] = ()
+    """Callbacks of installed packages, which are called between the steps on every rank (docs/loop.md)."""
     check: bool = True
     """Before the first step of a new run, train a few samples in plain PyTorch and as the plan cuts and divides them,
     and refuse to train if they differ (docs/checks.md). `--no-check` sets this to false."""
@@ -80,89 +75,21 @@ class TrainSettings:
     """Faults to inject, such as `kill@rank2:step3:phase=send` (see `graphpipe.run.faults.injector`)."""
 
     def __post_init__(self) -> None:
-        _at_least_one("train.batch_size", self.batch_size)
+        at_least_one("train.batch_size", self.batch_size)
         if self.steps is None and self.epochs is None:
             raise InvalidInput("neither steps nor epochs is given", where="train", remedy="Give one, or both.")
-        _at_least_one("train.keep", self.keep)
-        _at_least_one("train.segment_steps", self.segment_steps)
-        _not_negative("train.workers", self.workers)
-        _at_least_one("train.prefetch", self.prefetch)
+        at_least_one("train.keep", self.keep)
+        at_least_one("train.segment_steps", self.segment_steps)
+        not_negative("train.workers", self.workers)
+        at_least_one("train.prefetch", self.prefetch)
         counts = {"steps": self.steps, "epochs": self.epochs, "checkpoint_every": self.checkpoint_every}
         counts["eval_every"] = self.eval_every
         for name, number in counts.items():
-            _at_least_one(f"train.{name}", 1 if number is None else number)
+            at_least_one(f"train.{name}", 1 if number is None else number)
         check_sync(self.engine, shard_optimizer=self.shard_optimizer, section="train.")
         parse_faults(self.faults)
         if self.clip_norm is not None:
-            _positive("train.clip_norm", self.clip_norm)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerSettings:
-    """The optimizer, unless the task gives one."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    name: str = "adamw"
-    """A class of `torch.optim`, in any case: adamw, sgd, Adafactor, Muon, and so on."""
-    lr: float = 1e-3
-    """Learning rate."""
-    weight_decay: float = 0.0
-    momentum: float = 0.0
-    """For optimizers with an argument of this name, such as sgd."""
-    arguments: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Further arguments of the class, such as `betas = [0.9, 0.95]` or `nesterov = true`."""
-
-    def __post_init__(self) -> None:
-        _positive("optimizer.lr", self.lr)
-        _not_negative("optimizer.weight_decay", self.weight_decay)
-        _not_negative("optimizer.momentum", self.momentum)
-        kind = optimizer_class(self.name)
-        check_arguments(kind, self.arguments, "optimizer")
-        for name, value in (("weight_decay", self.weight_decay), ("momentum", self.momentum)):
-            if value and not takes(kind, name):
-                what = f"is {value}, and {kind.__name__} has none"
-                raise InvalidInput(what, where=f"optimizer.{name}", remedy="Leave it out.")
-        for name in ("lr", "weight_decay", "momentum"):
-            if name in self.arguments:
-                raise InvalidInput(f"has {name}", where="optimizer.arguments", remedy=f"Set optimizer.{name}.")
-        check_builds(kind, self.given)
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """The arguments of the class, beside the parameters."""
-        kind = optimizer_class(self.name)
-        own = {"lr": self.lr, "weight_decay": self.weight_decay, "momentum": self.momentum}
-        further = {name: as_argument(value) for name, value in self.arguments.items()}
-        return {name: value for name, value in own.items() if takes(kind, name)} | further
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleSettings:
-    """The learning-rate schedule."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    name: str = "constant"
-    """`constant`, `cosine`, which decreases to zero at the last step, or a class of `torch.optim.lr_scheduler`."""
-    warmup_steps: int = 0
-    """Steps in which the learning rate rises from zero."""
-    arguments: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Arguments of the class, such as `step_size = 30`. By default `T_max`, `total_steps` and `max_lr` are those of the
-    training."""
-
-    def __post_init__(self) -> None:
-        _not_negative("lr_schedule.warmup_steps", self.warmup_steps)
-        if self.of_torch:
-            check_arguments(scheduler_class(self.name), self.arguments, "lr_schedule")
-        elif self.arguments:
-            what = f"'{self.name}' takes no '{next(iter(self.arguments))}'"
-            raise InvalidInput(what, where="lr_schedule.arguments")
-
-    @property
-    def of_torch(self) -> bool:
-        """Whether it is a class of torch, whose present rate follows from its state."""
-        return self.name not in ("constant", "cosine")
+            positive("train.clip_norm", self.clip_norm)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +122,7 @@ class RunSettings:
     further loss of the same device doubles this. 0 never uses a lost device again."""
 
     def __post_init__(self) -> None:
-        _positive("run.timeout_seconds", self.timeout_seconds)
+        positive("run.timeout_seconds", self.timeout_seconds)
         if self.name and (Path(self.name).name != self.name or self.name == ".."):
             raise InvalidInput(
                 f"is '{self.name}', which is not inside run.directory", where="run.name", remedy="Write a plain name."
@@ -206,7 +133,7 @@ class RunSettings:
             "profile_steps": self.profile_steps,
         }
         for name, number in counts.items():
-            _not_negative(f"run.{name}", number)
+            not_negative(f"run.{name}", number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,9 +152,14 @@ class TrainConfig:
     plan: PlanSection = field(default_factory=PlanSection)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     lr_schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     run: RunSettings = field(default_factory=RunSettings)
 
     def __post_init__(self) -> None:
+        if self.train.eval_every is None and (self.evaluation.decides or self.lr_schedule.follows_evaluations):
+            setting = "evaluation" if self.evaluation.decides else "lr_schedule.name"
+            what = "follows the evaluations of the training, which makes none"
+            raise InvalidInput(what, where=setting, remedy="Set train.eval_every=STEPS.")
         if self.plan.inference:
             remedy = "Leave it out, or plan for `graphpipe infer`."
             raise InvalidInput("is true, but a configuration is for training", where="plan.inference", remedy=remedy)
@@ -263,19 +195,3 @@ def with_options(config: TrainConfig, *, faults: Sequence[str] = (), elastic: bo
         train=replace(config.train, faults=(*config.train.faults, *faults)),
         run=replace(config.run, elastic=config.run.elastic or elastic),
     )
-
-
-def _at_least_one(name: str, number: int) -> None:
-    if number < 1:
-        raise InvalidInput(f"is {number}, must be at least 1", where=name)
-
-
-def _positive(name: str, number: float) -> None:
-    if not (math.isfinite(number) and number > 0):
-        raise InvalidInput(f"is {number}, must be positive and finite", where=name)
-
-
-def _not_negative(name: str, number: float) -> None:
-    if not (math.isfinite(number) and number >= 0):
-        wanted = "must not be negative" if isinstance(number, int) else "must be finite, not negative"
-        raise InvalidInput(f"is {number}, {wanted}", where=name)

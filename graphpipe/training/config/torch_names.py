@@ -54,9 +54,6 @@ def scheduler_class(name: str) -> type[LRScheduler]:
             where="lr_schedule.name",
             remedy="Return it from the task: Task(scheduler=lambda optimizer, steps: ...).",
         )
-    if found.__name__ == "ReduceLROnPlateau":
-        remedy = "Choose another one: a schedule goes on at each step, and a loss of held-out samples comes later."
-        raise InvalidInput("ReduceLROnPlateau needs a loss to step", where="lr_schedule.name", remedy=remedy)
     return found
 
 
@@ -73,8 +70,8 @@ def check_arguments(kind: type[Any], arguments: Mapping[str, Any], section: str)
             raise InvalidInput(what, where=f"{section}.arguments", remedy=nearest(name, known))
 
 
-def check_builds(kind: type[Optimizer], arguments: Mapping[str, Any]) -> None:
-    """Check that an optimizer can be built with these arguments.
+def check_builds(kind: type[Optimizer], arguments: Mapping[str, Any], where: str = "optimizer") -> None:
+    """Check that an optimizer can be built with these arguments, which `where` names.
 
     Raises:
         InvalidInput: it refuses them.
@@ -84,7 +81,30 @@ def check_builds(kind: type[Optimizer], arguments: Mapping[str, Any]) -> None:
             kind([nn.Parameter(torch.zeros(1, 1))], **arguments)
     except Exception as error:
         what = f"{kind.__name__} refuses its arguments: {describe_error(error)}"
-        raise InvalidInput(what, where="optimizer") from None
+        raise InvalidInput(what, where=where) from None
+
+
+def check_of_groups(
+    kind: type[Optimizer], arguments: Mapping[str, Any], options: Mapping[str, Any], patterns: str
+) -> None:
+    """Check that an optimizer keeps these options for each group of parameters.
+
+    Args:
+        kind: of the optimizer.
+        arguments: of the optimizer.
+        options: of a group.
+        patterns: of the group, for errors.
+
+    Raises:
+        InvalidInput: it has one value for all groups, or refuses a value.
+    """
+    with without_compiler():
+        known = [*kind([nn.Parameter(torch.zeros(1, 1))], **arguments).defaults]
+    for name in options:
+        if name not in known:
+            what = f"{kind.__name__} has no '{name}' of its own for a group, and {patterns} sets it"
+            raise InvalidInput(what, where="optimizer.groups", remedy=nearest(name, known))
+    check_builds(kind, {**arguments, **options}, f"optimizer.groups, {patterns}")
 
 
 def takes(kind: type[Any], name: str) -> bool:

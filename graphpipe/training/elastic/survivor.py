@@ -96,6 +96,10 @@ class KeptState:
     def resume(self, pipeline: Pipeline) -> None:
         """Let a new pipeline of the same module continue."""
         pipeline.resume(self.steps, self.loss_scale)
+        for scheduled in pipeline.state.optimizers:
+            kept = next(each for each in self.optimizers if each.optimizer is scheduled.optimizer)
+            if scheduled.average is not None and kept.average is not None:
+                scheduled.average.load(kept.average.averages)
         self.batches.return_to(self.steps)
         self.random.restore()
 

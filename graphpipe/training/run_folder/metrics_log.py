@@ -22,6 +22,10 @@ class StepMetrics:
     """From 1."""
     loss: float
     seconds: float
+    gradient_norm: float | None = None
+    """The 2-norm of all gradients, before clipping. None if it was not computed, or is not finite."""
+    learning_rate: float | None = None
+    """The largest of the parameter groups of rank 0. None if it trains nothing, or within a segment without a flush."""
 
 
 def read_metrics_log(path: Path) -> list[StepMetrics]:

@@ -85,9 +85,24 @@ class RunFolder:
         return self.path / "weights"
 
     @property
+    def averaged_weights(self) -> Path:
+        """The averages of the weights (`evaluation.average_decay`), in the form of `weights`."""
+        return self.path / "averaged.safetensors"
+
+    @property
+    def averaged_weight_folder(self) -> Path:
+        """The same of a larger model."""
+        return self.path / "averaged"
+
+    @property
     def checkpoints(self) -> Path:
         """The folder of checkpoints."""
         return self.path / CHECKPOINTS
+
+    @property
+    def best(self) -> Path:
+        """The folder of the checkpoint of the best evaluation."""
+        return self.path / "best"
 
     def events(self, rank: int) -> Path:
         """Return the path of one rank's events."""

@@ -16,9 +16,9 @@ from graphpipe.graph import Graph
 from graphpipe.model.inputs import Inputs, input_names, name_inputs
 from graphpipe.model.without_data.meta_model import ModelBuilder, without_data
 from graphpipe.run.initial_weights.weight_source import WeightSource
-from graphpipe.run.stage.loss import LossFunction
+from graphpipe.run.stage.loss import LossFunction, kind_of
 from graphpipe.run.stage.mini_batch import check_rows
-from graphpipe.run.weights.weight_update import OptimizerFactory
+from graphpipe.training.task.callback import Callback
 from graphpipe.training.task.sample_order import OrderFunction, check_sampler
 from graphpipe.training.task.sample_source import Collate, SampleSource, is_pair, with_size
 from graphpipe.training.task.user_function import call, why_not_called
@@ -68,7 +68,7 @@ class Task:
     sampler: "OrderFunction | Sampler[int] | None" = None
     """(epoch from 0, seed) -> indices of the epoch's samples, in order; or a sampler of torch. None: all samples, in an
     order drawn from epoch and seed. What is left of an epoch after the last whole mini-batch is not trained."""
-    optimizer: OptimizerFactory | None = None
+    optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None
     """Builds an optimizer of the trainable parameters that a rank hosts, in place of that of the configuration. It is
     called several times, with some of the parameters each time."""
     scheduler: Callable[[Optimizer, int], LRScheduler] | None = None
@@ -80,6 +80,8 @@ class Task:
     """(outputs, targets) of the held-out samples -> share of correct outputs."""
     metrics: Callable[[Any, Any], Mapping[str, float]] | None = None
     """(outputs, targets) of the held-out samples -> further numbers by name. Computed on rank 0, as `accuracy` is."""
+    callbacks: Sequence[Callback] = ()
+    """Called between the steps, on every rank (see `gp.Callback`), before those that `train.callbacks` names."""
     initial_weights: WeightSource | None = None
     """Where the initial weights come from (see `gp.Weights`), unless `train.initial_weights` says so. None: from the
     module, and for tensors on the meta device from the code of its submodules."""
@@ -119,6 +121,10 @@ class Task:
         if self.dataset is not None:
             check_dataset(self.dataset, "dataset")
         check_sampler(self.sampler)
+        for callback in cast("Sequence[object]", self.callbacks):
+            if not isinstance(callback, Callback):
+                remedy = "Write a subclass of gp.Callback, and give an object of it."
+                raise InvalidInput(f"callbacks has a {kind_of(callback)}", where="Task", remedy=remedy)
         if _holds_tensors(self.held_out):
             as_batch(self.held_out, "held_out")
         elif self.held_out is not None and not is_pair(self.held_out):

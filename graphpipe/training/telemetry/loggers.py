@@ -9,17 +9,23 @@ point, which the ranks find too:
 
 import json
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 
 from graphpipe.errors import InvalidInput
 from graphpipe.files.regular_file import append_text
 from graphpipe.plugins import Registry
 from graphpipe.run.device.random_state import RandomState
+from graphpipe.training.config.sources import leaves
 from graphpipe.training.run_folder.run_folder import RunFolder
+
+_PARAM, _BATCH = 500, 100
+"""Characters of a parameter, and parameters of a call, that every version of MLflow takes."""
 
 
 class MetricLogger(ABC):
@@ -91,6 +97,39 @@ class WandbLogger(MetricLogger):
     def close(self) -> None:
         """Write everything that is buffered."""
         self._run.finish()
+
+
+class MlflowLogger(MetricLogger):
+    """Writes into `mlflow.db` of a run's folder, or to the server that `MLFLOW_TRACKING_URI` names.
+
+    `mlflow ui --backend-store-uri sqlite:///RUN/mlflow.db` shows it. A run that goes on is another run in MLflow.
+
+    Args:
+        folder: of the run.
+        settings: its configuration.
+    """
+
+    def __init__(self, folder: RunFolder, settings: Mapping[str, object]) -> None:
+        mlflow, entities = (import_module(name) for name in ("mlflow", "mlflow.entities"))  # an extra, slow to import
+        self._metric = entities.Metric
+        local = f"sqlite:///{(folder.path / 'mlflow.db').absolute()}"
+        self._client = mlflow.MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or local)
+        known = self._client.get_experiment_by_name("graphpipe")
+        experiment = self._client.create_experiment("graphpipe") if known is None else known.experiment_id
+        self._run = self._client.create_run(experiment, run_name=folder.path.name).info.run_id
+        params = [entities.Param(".".join(key), str(value)[:_PARAM]) for key, value in leaves(settings)]
+        for start in range(0, len(params), _BATCH):
+            self._client.log_batch(self._run, params=params[start : start + _BATCH])
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write the metrics of a step."""
+        now = int(time.time() * 1000)
+        given = [self._metric(name, float(value), now, step) for name, value in metrics.items()]
+        self._client.log_batch(self._run, metrics=given)
+
+    def close(self) -> None:
+        """Say that the run has ended."""
+        self._client.set_terminated(self._run)
 
 
 class JsonLinesLogger(MetricLogger):
@@ -180,7 +219,11 @@ def _json_lines(folder: RunFolder, settings: Mapping[str, object], first_step: i
     return JsonLinesLogger(folder)
 
 
-_EXTRAS = ("tensorboard", "wandb")
+def _mlflow(folder: RunFolder, settings: Mapping[str, object], first_step: int) -> MetricLogger:
+    return MlflowLogger(folder, settings)
+
+
+_EXTRAS = ("mlflow", "tensorboard", "wandb")
 LOGGERS = Registry(
     "logger",
     LoggerKind,
@@ -188,6 +231,7 @@ LOGGERS = Registry(
     (
         LoggerKind(name="tensorboard", open=_tensorboard, package="tensorboard"),
         LoggerKind(name="wandb", open=_wandb, package="wandb"),
+        LoggerKind(name="mlflow", open=_mlflow, package="mlflow"),
         LoggerKind(name="jsonl", open=_json_lines),
     ),
 )

@@ -1,11 +1,12 @@
 """Everything that a rank reports while it trains: progress, metrics.jsonl, events, loggers and torch's profiler."""
 
 import json
+import math
 import socket
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from os import getpid
 from typing import TextIO
 
@@ -14,6 +15,7 @@ import torch
 from graphpipe.files.json_body import to_body
 from graphpipe.run.comm.rank_placement import RankLayout
 from graphpipe.run.pipeline import Pipeline
+from graphpipe.trace import COMPUTING, Trace
 from graphpipe.training.config.settings import TrainConfig
 from graphpipe.training.run_folder.evaluations_log import EvaluationMetrics
 from graphpipe.training.run_folder.metrics_log import StepMetrics, open_metrics_log
@@ -35,6 +37,7 @@ from graphpipe.training.telemetry.slow_rank import (
     predicted_compute_seconds,
 )
 from graphpipe.training.telemetry.torch_profile import torch_profile
+from graphpipe.training.telemetry.utilisation import peak_flops, step_flops
 from graphpipe.versions import PACKAGE, versions
 
 
@@ -58,6 +61,12 @@ class Telemetry:
     """The step after which the pipeline last drained."""
     computed_seconds: float = 0.0
     """How long the rank had computed until then."""
+    wanted: bool = False
+    """Whether loggers or callbacks get figures."""
+    step_flops: float = 0.0
+    """Operations of a mini-batch, by the plan."""
+    peak_flops: float | None = None
+    """Operations per second that the devices can do; None if that is not known."""
 
     @property
     def steps(self) -> int:
@@ -89,8 +98,8 @@ class Telemetry:
         )
         self._memory()
 
-    def step(self, step: StepMetrics, *, drained: bool = True) -> None:
-        """Report a step.
+    def step(self, step: StepMetrics, *, drained: bool = True) -> dict[str, float]:
+        """Report a step, and return its figures, as loggers get them.
 
         Args:
             step: that was done.
@@ -99,17 +108,45 @@ class Telemetry:
         self.done = step.step
         speed = self.batch_size / step.seconds
         self.progress.advance(step.loss, speed)
-        self.events.write(StepEvent(**asdict(step), samples_per_second=speed))
+        self.events.write(StepEvent(step=step.step, loss=step.loss, seconds=step.seconds, samples_per_second=speed))
         memory = self._memory()
         if self.log is not None:
             print(json.dumps(to_body(step)), file=self.log, flush=True)
-        metrics = {"train/loss": step.loss, "train/step_seconds": step.seconds, "train/samples_per_second": speed}
-        self._log(
-            metrics | {"memory/rank0_held_bytes": memory.held_bytes, "memory/rank0_peak_bytes": memory.peak_bytes}
-        )
+        figures = self._figures(step, memory) if self.wanted else {}
+        self._log(figures)
         if drained:
             self.profiler_step()
             self._watch_speed()
+        return figures
+
+    def _figures(self, step: StepMetrics, memory: MemoryEvent) -> dict[str, float]:
+        peak = self.peak_flops
+        rank = self.pipeline.world.rank
+        figures = {
+            "train/loss": step.loss,
+            "train/step_seconds": step.seconds,
+            "train/samples_per_second": self.batch_size / step.seconds,
+            "train/learning_rate": step.learning_rate,
+            "train/gradient_norm": step.gradient_norm,
+            "train/mfu": self.step_flops / step.seconds / peak if peak and self.step_flops else None,
+            f"memory/rank{rank}_held_bytes": memory.held_bytes,
+            f"memory/rank{rank}_peak_bytes": memory.peak_bytes,
+        }
+        return {name: value for name, value in figures.items() if value is not None}
+
+    def traced(self, trace: Trace) -> None:
+        """Report how long the devices of each stage computed in a step that was recorded."""
+        stages = self.pipeline.plan.stages
+        busy = dict.fromkeys(range(len(stages)), 0.0)
+        for span in trace.spans:
+            if span.kind in COMPUTING:
+                busy[span.stage] += span.end_seconds - span.start_seconds
+        self._log({f"stage/{stages[at].name}_seconds": seconds / stages[at].degree for at, seconds in busy.items()})
+
+    def ended_early(self, why: str) -> None:
+        """Report that the training ends before its last step."""
+        if self.pipeline.world.rank == 0:
+            print(f"ended after step {self.done} of {self.steps}: {why}", file=sys.stderr, flush=True)
 
     def checkpoint(self, seconds: float) -> None:
         """Report a checkpoint, and how long training waited for it."""
@@ -117,8 +154,10 @@ class Telemetry:
 
     def evaluation(self, found: EvaluationMetrics, seconds: float) -> None:
         """Report an evaluation of the held-out samples, and how long training waited for it."""
-        self.events.write(EvaluationEvent(step=self.done, loss=found.loss, metrics=found.metrics, seconds=seconds))
         values = ({} if found.loss is None else {"loss": found.loss}) | found.metrics
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}  # JSON has no others
+        metrics = {name: finite[name] for name in found.metrics if name in finite}
+        self.events.write(EvaluationEvent(step=self.done, loss=finite.get("loss"), metrics=metrics, seconds=seconds))
         self._log({f"held_out/{name}": value for name, value in values.items()})
         if self.pipeline.world.rank == 0 and values:
             figures = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
@@ -166,6 +205,8 @@ def open_telemetry(
     history: Sequence[StepMetrics],
     done: int,
     drains: int,
+    *,
+    callbacks: bool = False,
 ) -> Generator[Telemetry]:
     """Open everything that this rank reports to. An error that ends the block is reported too.
 
@@ -177,6 +218,7 @@ def open_telemetry(
         history: the steps that the metrics log begins with.
         done: number of steps done already.
         drains: how often the pipeline will drain until the last step.
+        callbacks: there are callbacks, which get figures on every rank.
 
     Raises:
         InvalidInput: a file cannot be written, or a logger's package is not installed.
@@ -194,6 +236,9 @@ def open_telemetry(
             profiler_step=enter(torch_profile(folder, rank, config.run.profile_steps, drains)),
             progress=enter(TrainProgress(steps, shown=main, done=done)),
             done=done,
+            wanted=callbacks or bool(main and config.train.loggers),
+            step_flops=step_flops(pipeline.plan),
+            peak_flops=peak_flops(pipeline.plan, config.train.precision),
         )
         telemetry.start()
         try:

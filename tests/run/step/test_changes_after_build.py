@@ -104,11 +104,21 @@ class Twice(torch.optim.SGD):
         del again
 
 
+class Warned:
+    """A schedule of the user's own, without torch's base class."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def step(self, loss: float) -> None:
+        del loss
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("optimizer", "scheduler", "name"),
     [
-        (sgd, ReduceLROnPlateau, r"ReduceLROnPlateau.step\(\) needs 'metrics'"),
+        (sgd, Warned, r"Warned.step\(\) needs 'loss'"),
         (torch.optim.LBFGS, None, r"LBFGS.step\(\) needs 'closure'"),
         (lambda p: Twice(p, lr=0.1), None, r"Twice.step\(\) needs 'again'"),
     ],
@@ -124,19 +134,15 @@ def test_optimizers_that_need_more(optimizer: Any, scheduler: Any, name: str) ->
 
 
 @pytest.mark.timeout(60)
-def test_the_remedy_for_a_plateau() -> None:
-    one, (x, y), held = model(), batch(), list[ReduceLROnPlateau]()
-
-    def optimizer(parameters: Any) -> torch.optim.Optimizer:
-        built = sgd(parameters)
-        held.append(ReduceLROnPlateau(built, patience=0))
-        return built
-
+def test_a_plateau_follows_what_it_is_given_and_no_step() -> None:
+    one, (x, y) = model(), batch()
     plan = cut_plan(gp.capture(one, x), batch_size=8, micro_batch=4)
-    with gp.Pipeline(plan, one, nn.functional.cross_entropy, optimizer) as it:
+    options = gp.PipelineOptions(lr_scheduler=lambda built: ReduceLROnPlateau(built, patience=0))
+    with gp.Pipeline(plan, one, nn.functional.cross_entropy, sgd, options=options) as it:
         it.step(x, y)
-        for each in held:
-            each.step(1.0)
-            each.step(2.0)
-            assert each.get_last_lr() == [pytest.approx(0.01)]
+        for loss, rate in ((1.0, 0.1), (2.0, 0.01), (0.5, 0.01)):
+            it.step(x, y)
+            for each in it.state.optimizers:
+                each.evaluated(loss)
+                assert [group["lr"] for group in each.optimizer.param_groups] == [pytest.approx(rate)]
         it.step(x, y)

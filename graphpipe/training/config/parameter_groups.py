@@ -1,0 +1,105 @@
+"""The parameter groups of an optimizer: which options each parameter of the model gets, by its name."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from graphpipe.errors import InvalidInput
+from graphpipe.graph import parameter_of
+from graphpipe.run.weights.weight_update import NamedParameter
+from graphpipe.training.config.optimizer_settings import GroupSettings, OptimizerSettings
+from graphpipe.training.config.torch_names import optimizer_class
+
+Numbers = tuple[int, ...]
+"""Positions in `optimizer.groups`, ascending."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterGroups:
+    """The groups of a model's parameters. Each parameter is in exactly one, with all that have the same options.
+
+    It is made from the whole model, which may be without data, so that it is the same on every rank. A rank then builds
+    its optimizer of the parameters that it holds.
+    """
+
+    settings: OptimizerSettings
+    matches: Mapping[str, Numbers]
+    """Which of `optimizer.groups` match each parameter, by name. For tied parameters, all of their names count."""
+    trained: frozenset[str]
+    """The names of the trainable parameters, tied ones once."""
+
+    @staticmethod
+    def of(settings: OptimizerSettings, model: nn.Module) -> "ParameterGroups":
+        """Return the groups of a model's parameters.
+
+        Raises:
+            InvalidInput: a pattern matches no parameter that is trained.
+        """
+        held = [*_held(model)]
+        of_parameter: dict[int, set[int]] = {}
+        for name, kind, parameter in held:
+            numbers = {at for at, group in enumerate(settings.groups) if _matches(group, name, kind)}
+            of_parameter.setdefault(id(parameter), set()).update(numbers)
+        for group in settings.groups:
+            _check_patterns(group.match, [(name, parameter) for name, _, parameter in held], "parameter")
+            _check_patterns(group.modules, [(kind, parameter) for _, kind, parameter in held], "class of a submodule")
+        return ParameterGroups(
+            settings,
+            {name: tuple(sorted(of_parameter[id(parameter)])) for name, _, parameter in held},
+            frozenset(name for name, parameter in model.named_parameters() if parameter.requires_grad),
+        )
+
+    def build(self, named: Sequence[NamedParameter]) -> Optimizer:
+        """Return the optimizer of some parameters, with a group for each set of options that they have."""
+        groups: dict[Numbers, list[nn.Parameter]] = {}
+        for name, parameter in named:
+            groups.setdefault(self.matches[parameter_of(name)], []).append(parameter)
+        options = [{"params": members, **self.settings.of_groups(at)} for at, members in sorted(groups.items())]
+        return optimizer_class(self.settings.name)(options, **self.settings.given)
+
+    def options_of(self, name: str) -> dict[str, Any]:
+        """Return the options of the parameter or slice of this name."""
+        return self.settings.of_groups(self.matches[parameter_of(name)])
+
+    def members(self) -> dict[Numbers, list[str]]:
+        """Return the names of the trainable parameters by group, tied ones once."""
+        found: dict[Numbers, list[str]] = {}
+        for name in self.matches:
+            if name in self.trained:
+                found.setdefault(self.matches[name], []).append(name)
+        return dict(sorted(found.items()))
+
+
+def _held(model: nn.Module) -> Iterator[tuple[str, str, nn.Parameter]]:
+    # Every name of every parameter, the class that holds it, and the parameter.
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for local, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            yield f"{prefix}.{local}" if prefix else local, type(module).__name__, parameter
+
+
+def _matches(group: GroupSettings, name: str, kind: str) -> bool:
+    return any(fnmatchcase(name, each) for each in group.match) or any(
+        fnmatchcase(kind, each) for each in group.modules
+    )
+
+
+def _check_patterns(patterns: Iterable[str], held: Sequence[tuple[str, nn.Parameter]], what: str) -> None:
+    known = [*dict.fromkeys(name for name, _ in held)]
+    for pattern in patterns:
+        found = [parameter for name, parameter in held if fnmatchcase(name, pattern)]
+        if not found:
+            near = get_close_matches(pattern, known, n=3, cutoff=0.3) or known[:3]
+            named = ", ".join(f"'{name}'" for name in near) + " and more" * (len(known) > len(near))
+            remedy = f"The model has {named}."
+            raise InvalidInput(f"'{pattern}' matches no {what}", where="optimizer.groups", remedy=remedy)
+        if not any(parameter.requires_grad for parameter in found):
+            raise InvalidInput(
+                f"'{pattern}' matches only parameters that are not trained",
+                where="optimizer.groups",
+                remedy="Set requires_grad of them, or leave the pattern out.",
+            )
