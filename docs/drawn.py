@@ -20,6 +20,7 @@ from graphpipe.model.zoo.registry import zoo
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import PLANNERS
 from graphpipe.planning.by_hand import HandPlan, HandStage, plan_by_hand
+from graphpipe.planning.choose_schedule import AS_PLANNED
 from graphpipe.plans.stage import WeightPolicy
 from graphpipe.report.content.subject import Subject
 from graphpipe.report.figures.static_figures import write_still
@@ -95,7 +96,8 @@ def _planners() -> str:
     for name, planner in PLANNERS.items():
         said = (DOCS / "planners" / f"{name}.md").read_text().split("\n\n")[1].replace("\n", " ").split(". ")[0]
         recomputes = "where memory is short" if planner.recomputes else "never"
-        schedule = planner.default_schedule if planner.trains else FORWARD_ONLY
+        chosen = planner.own_schedule if planner.default_schedule == AS_PLANNED else planner.default_schedule
+        schedule = chosen if planner.trains else FORWARD_ONLY
         traits = f"a {planner.pipeline} | {recomputes} | `{schedule}`"
         rows.append(f"| [`{name}`]({name}.md) | {traits} | {said.removesuffix('.')}. |")
     return "\n".join(rows)

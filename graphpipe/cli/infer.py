@@ -179,10 +179,12 @@ def _lines(result: "InferenceResult") -> list[str]:
     if len(result.failed) > _SHOWN:
         lines.append(f"and {len(result.failed) - _SHOWN} more samples failed")
     answered = result.samples - len(result.failed)
-    rate, predicted = result.samples_per_second, result.samples_per_second_predicted
+    rate, full = result.samples_per_second, f"{result.samples_per_second_predicted:,.1f} predicted"
+    started = [] if result.start_seconds is None else [f"started in {format_seconds(result.start_seconds)}"]
     return [
         *lines,
+        *started,
         f"{result.requests} requests, {answered} of {result.samples} samples answered in "
-        f"{format_seconds(result.seconds)}: {rate:,.1f} samples/s (a full pipeline: {predicted:,.1f} predicted)",
+        f"{format_seconds(result.seconds)} after that: {rate:,.1f} samples/s (a full pipeline: {full})",
         f"written to {result.output}",
     ]

@@ -14,6 +14,7 @@ from graphpipe.errors import InvalidInput
 from graphpipe.files.cache_folder import cache_folder
 from graphpipe.files.json_body import to_body
 from graphpipe.planning.settings import PlanSection
+from graphpipe.plans.estimates import period_seconds
 from graphpipe.units import format_seconds
 from graphpipe.waiting import waiting
 
@@ -66,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.search_seconds >= 0:
         raise InvalidInput(f"is {args.search_seconds}, must be at least 0", where="--search-seconds")
     from graphpipe.inference.placed_model import read_placed_model
+    from graphpipe.profiler.placement.measured_costs import with_measured_costs
     from graphpipe.profiler.placement.place import PlaceOptions, place
     from graphpipe.training.train import print_to_stderr
 
@@ -84,10 +86,12 @@ def run(args: argparse.Namespace) -> int:
         plan, stages = place(
             placed_model.plan, placed_model.module, placed_model.inputs, placed_model.captured, options, print_to_stderr
         )
+    before, plan = plan, with_measured_costs(plan, stages)
     if args.output:
         plan.save(args.output)
-    output.show(*_lines(stages))
-    output.emit({"stages": [to_body(each) for each in stages], "output": args.output})
+    rates = [each.batch_size / period_seconds(each) for each in (before, plan)]
+    output.show(*_lines(stages), *_rates(*rates) if plan is not before else ())
+    output.emit({"stages": [to_body(each) for each in stages], "output": args.output, "samples_per_second": rates[1]})
     return 0
 
 
@@ -104,6 +108,10 @@ def _lines(stages: "Sequence[StagePlacement]") -> list[RenderableType]:
         lines += [f"  {name} alone cannot run it: {reason}" for name, reason in each.failed.items()]
         lines += [f"  region on {region.backend}: {', '.join(region.ops)}" for region in each.regions]
     return lines
+
+
+def _rates(before: float, after: float) -> list[str]:
+    return [f"a full pipeline: {after:,.1f} samples/s by these measurements, {before:,.1f} by the plan's costs before"]
 
 
 def _single(placement: "StagePlacement") -> list[str]:

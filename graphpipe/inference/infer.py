@@ -1,6 +1,7 @@
 """Answers all requests of a file or function, and writes the answers to one file."""
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -38,6 +39,9 @@ class InferenceResult:
     samples: int
     """Number of samples, with an answer or without."""
     failed: tuple[FailedRequest, ...]
+    start_seconds: float | None
+    """Seconds before the first request: to plan, and to start the ranks. None if the answers of an interrupted command
+    were continued."""
     seconds: float
     """Seconds from the first request to the last answer, without the start of the ranks."""
     samples_per_second: float
@@ -74,19 +78,22 @@ def infer(
         InvalidInput: the model, the plan, the requests or the file of answers cannot be used.
         RankFailed: a rank failed. The answers so far are in the journal.
     """
+    began = time.perf_counter()
     prepare_here = partial(prepare, job, source, resume=resume)
     if under_torchrun():
         again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
         prepare_here = partial(prepare, job, source, resume=resume or again)
         plan, answers = answer_under_torchrun(job, prepare_here, elastic=elastic)
-        return _finish(job, plan) if answers else None
+        return _finish(job, plan, None if resume or again else began) if answers else None
     prepared = prepare_here()
     on_plan(prepared.plan)
-    return _finish(job, answer_locally(job, prepared, elastic=elastic, tell=tell))
+    plan = answer_locally(job, prepared, elastic=elastic, tell=tell)
+    return _finish(job, plan, None if resume else began)
 
 
-def _finish(job: InferenceJob, plan: Plan) -> InferenceResult:
-    name = title(job, plan)
+def _finish(job: InferenceJob, plan: Plan, began: float | None) -> InferenceResult:
+    # `began`: the moment of the call, if all answers are of it.
+    ended, name = time.perf_counter(), title(job, plan)
     write_answers(job.output_path, lambda: read_answers(job.journal_path, name))
     requests = samples = 0
     seconds, failed = 0.0, list[FailedRequest]()
@@ -99,6 +106,7 @@ def _finish(job: InferenceJob, plan: Plan) -> InferenceResult:
         requests=requests,
         samples=samples,
         failed=tuple(failed),
+        start_seconds=None if began is None else max(0.0, ended - began - seconds),
         seconds=seconds,
         samples_per_second=samples / seconds if seconds else 0.0,
         samples_per_second_predicted=plan.batch_size / period_seconds(plan),

@@ -39,6 +39,7 @@ def test_a_planner_of_chains_makes_a_chain(name: str) -> None:
     problem = towers([6, 6, 6], 8, 64, parameter_bytes=1e8)
     plan = PLANNERS[name].plan(problem, Options())
     assert is_chain(plan) == (PLANNERS[name].pipeline == "chain")
+    assert plan.schedule == PLANNERS[name].own_schedule
 
 
 @pytest.mark.parametrize("name", planner_names(trains=True))

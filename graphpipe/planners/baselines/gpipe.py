@@ -40,4 +40,4 @@ def _partitions(downset_table: DownsetTable, micro_batch: int) -> Iterable[list[
         yield from uniform_partitions(loads)
 
 
-GPIPE = Planner(name="gpipe", plan=plan_gpipe, pipeline="chain", recomputes=True)
+GPIPE = Planner(name="gpipe", plan=plan_gpipe, pipeline="chain", recomputes=True, own_schedule="gpipe")

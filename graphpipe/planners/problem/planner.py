@@ -32,4 +32,6 @@ class Planner:
     then also offload (`Stage.offload`) and shard state (`Stage.state`)."""
     default_schedule: Literal["1f1b", "auto"] = "1f1b"
     """The schedule if the caller does not choose one. `auto`: the schedule with the shortest step. `1f1b`: the schedule
-    in the planner's plan, which is 1F1B for most planners."""
+    in the planner's plan."""
+    own_schedule: str = "1f1b"
+    """The schedule in the planner's plan."""

@@ -1,6 +1,7 @@
 """Placements: the measured choice, the cache of patterns, and backends that give other outputs."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from graphpipe.graph import Op
 from graphpipe.model.backends import registry
 from graphpipe.model.backends.backend import Backend, Region
 from graphpipe.model.capture.capture import capture_nodes
+from graphpipe.plans.estimates import period_seconds
+from graphpipe.profiler.placement.measured_costs import with_measured_costs
 from graphpipe.profiler.placement.place import PlaceOptions, StagePlacement, place, usable_backends
 from graphpipe.profiler.placement.timing import steady_seconds
 
@@ -115,6 +118,18 @@ def test_operators_go_where_they_are_fastest(setting: Setting) -> None:
     ]
     assert plan.stages[0].regions == placed.regions
     assert placed.seconds == {"eager": 4.0, "operators": 2.0}
+
+
+def test_a_placed_plan_predicts_what_was_measured(setting: Setting) -> None:
+    fast = Backend(name="fast", kind="operators", compile=remembering("fast"), runs=only("1", "2"))
+    plan, placed = setting(fast)
+    measured = with_measured_costs(plan, [placed])
+    forward = measured.cost_model.task_seconds(measured.stages[0].ops, 0, 8).forward
+    assert forward == pytest.approx(2.0 + plan.costs.task_overhead_seconds)
+    assert period_seconds(measured) == pytest.approx(2.0, rel=0.01) != pytest.approx(period_seconds(plan), rel=0.5)
+    # What a processor has measured says nothing of other devices.
+    other = replace(plan, cluster=gp.Cluster.preset("summit:1x1"))
+    assert with_measured_costs(other, [placed]) is other
 
 
 def test_the_best_single_backend_wins_if_nothing_is_faster(setting: Setting) -> None:
