@@ -99,6 +99,11 @@ def byte_unit(largest: float) -> tuple[str, float]:
     return ("GiB", 2.0**30) if largest >= 2.0**29 else ("MiB", 2.0**20)
 
 
+def in_unit(count: float, size: float) -> str:
+    """Return `count` bytes in a unit of `size` bytes with three significant digits, without the unit's name."""
+    return _three_digits(count / size) if count else "0"
+
+
 def format_seconds(seconds: float) -> str:
     """Return `seconds` with three significant digits: 0.00152 -> '1.52 ms'."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):

@@ -13,7 +13,7 @@ from graphpipe.report.content.compared_plan import ComparedPlan
 from graphpipe.report.content.subject import Subject
 from graphpipe.report.figures.mermaid import mermaid
 
-PICTURES = (".png", ".svg")
+PICTURES = (".png", ".svg", ".pdf")
 
 EXAMPLE = """\
 graphpipe plan mmt --cluster summit:2x4 --batch 64 -o plan.json
@@ -29,7 +29,7 @@ def add(subparsers: Subparsers) -> None:
         metavar="PLAN|TRACE|RUN",
         help="a plan, its traces, or the folder of a run; several plans are compared",
     )
-    parser.add_argument("-o", "--output", metavar="FILE", help="report.html, or a picture: .png or .svg")
+    parser.add_argument("-o", "--output", metavar="FILE", help="report.html, or a picture: .png, .svg or .pdf")
     parser.add_argument("--compare", metavar="FILE", help="output of `graphpipe compare --json`")
     add_weights(parser)
     parser.add_argument("--mermaid", action="store_true", help="print the stage graph for a README")
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     output = Output(args.json)
     suffix = Path(args.output).suffix.lower() if args.output else None
     if suffix not in (None, ".html", *PICTURES):
-        what = f"'{args.output}' ends with neither .html nor {' nor '.join(PICTURES)}"
+        what = f"'{args.output}' ends with none of .html, {', '.join(PICTURES)}"
         raise InvalidInput(what, where="--output", remedy="The ending decides what is written.")
     if suffix is None and not args.mermaid:
         raise InvalidInput("nothing to write", remedy="Give -o report.html, -o report.png or --mermaid.")
@@ -60,14 +60,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compare(output: Output, subjects: Mapping[str, Subject], path: str, suffix: str | None) -> int:
-    if suffix != ".html":
-        what = f"{len(subjects)} plans are compared, and only a page shows a comparison"
-        raise InvalidInput(what, where="--output", remedy="Give -o comparison.html.")
+    if suffix is None:
+        what = f"{len(subjects)} plans have {len(subjects)} stage graphs"
+        raise InvalidInput(what, where="--mermaid", remedy="Give one plan, or -o comparison.html.")
     compared = [ComparedPlan(name=name, subject=subject) for name, subject in subjects.items()]
     with _drawing_libraries():
-        from graphpipe.report.page.comparison_page import write_comparison
+        if suffix in PICTURES:
+            from graphpipe.report.figures.static_figures import write_compared_still
 
-        shown = write_comparison(" against ".join(subjects), compared, path)
+            shown = write_compared_still(compared, path)
+        else:
+            from graphpipe.report.page.comparison_page import write_comparison
+
+            shown = write_comparison(" against ".join(subjects), compared, path)
     hashes = {each.name: each.subject.plan_hash for each in compared}
     output.show(f"wrote {path}: {', '.join(shown)}")
     output.emit({"output": path, "shows": shown, "plan_hashes": hashes})

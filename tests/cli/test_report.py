@@ -92,7 +92,7 @@ def test_a_run_shows_its_training(run: Run, config: Path, tmp_path: Path) -> Non
     ("words", "says"),
     [
         (["PLAN"], "nothing to write"),
-        (["PLAN", "-o", "report.pdf"], "ends with neither .html nor .png nor .svg"),
+        (["PLAN", "-o", "report.jpg"], "ends with none of .html, .png, .svg, .pdf"),
         (["PLAN", "PLAN", "-o", "report.html"], "a second plan"),
         (["missing.json", "-o", "report.html"], "cannot read"),
         (["GRAPH", "-o", "report.html"], "is a graphpipe graph file, not a plan or a trace"),
@@ -149,9 +149,17 @@ def test_two_plans_are_laid_side_by_side(run: Run, graph: Path, plan_file: Path,
     text = page.read_text()
     assert f"<h1>{plan_file.stem} against chain</h1>" in text
     assert "spp" in text
-    refused = run("report", plan_file, tmp_path / "chain.json", "-o", tmp_path / "both.svg")
+    refused = run("report", plan_file, tmp_path / "chain.json", "--mermaid")
     assert refused.code == 2
-    assert "only a page shows a comparison. Give -o comparison.html" in refused.err
+    assert "2 plans have 2 stage graphs. Give one plan, or -o comparison.html" in refused.err
+    for suffix, start in (("svg", b"<?xml"), ("pdf", b"%PDF")):
+        picture = tmp_path / f"both.{suffix}"
+        ran = run("report", plan_file, tmp_path / "chain.json", "-o", picture, "--json")
+        assert ran.json["shows"] == [f"stages of {plan_file.stem}", "stages of chain", "timeline"]
+        first = picture.read_bytes()
+        assert first.startswith(start)
+        assert run("report", plan_file, tmp_path / "chain.json", "-o", picture).code == 0
+        assert picture.read_bytes() == first
     second = tmp_path / "chain-trace.json"
     refused = run("report", plan_file, tmp_path / "chain.json", second, second, "-o", page)
     assert (refused.code, "a second predicted" in refused.err) == (2, True)

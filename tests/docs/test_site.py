@@ -107,7 +107,9 @@ def test_the_rooms_name_their_neighbours(site: Path) -> None:
     assert neighbours(site, "files", "Imports") == set()
     assert neighbours(site, "graph", "Imports") == {"files"}
     assert neighbours(site, "schedule", "Imports") == {"cluster", "costs", "plans"}
-    assert neighbours(site, "simulator", "Imported by") == {"cli", "planners", "planning", "report", "training"}
+    assert neighbours(site, "simulator", "Imported by") == {
+        *("cli", "planners", "planning", "profiler", "report", "training")
+    }
 
 
 def test_the_overview_lists_every_room_below_those_it_imports(site: Path) -> None:
@@ -164,5 +166,18 @@ def test_in_a_browser_the_site_loads_nothing_from_elsewhere_and_follows_the_syst
                 browser.wait(f"document.readyState === 'complete' && location.href === '{home + page}'")
                 browser.wait(f"document.body.dataset.mdColorScheme === '{'slate' if dark else 'default'}'")
                 assert browser.evaluate("document.documentElement.scrollWidth") == 400
+            # The table of models made a page of 39,500 pixels.
+            browser.send("Page.navigate", url=f"{home}models/")
+            browser.wait("document.querySelector('.table-search') !== null")
+            assert browser.evaluate("document.documentElement.scrollHeight") < 9_000
+            browser.evaluate(
+                "(() => { const field = document.querySelector('.table-search'); field.value = 'qwen3 moe';"
+                "field.dispatchEvent(new Event('input')); })()"
+            )
+            found = browser.evaluate("[...document.querySelectorAll('tbody tr:not([hidden])')].map((r) => r.innerText)")
+            assert found
+            assert len(found) < 20
+            first = browser.evaluate("document.querySelector('.table-said').innerText")
+            assert first == f"{first.split()[0]} rows"
             assert [problem for problem in browser.problems if home not in problem] == []
         server.shutdown()

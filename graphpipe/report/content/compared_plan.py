@@ -76,6 +76,25 @@ def throughputs(compared: Sequence[ComparedPlan]) -> list[tuple[str, list[float]
     return kinds
 
 
+def larger_bubble(compared: Sequence[ComparedPlan]) -> str:
+    """Return why the fastest plan has a larger bubble than another one; empty if it has not."""
+    fast = max(compared, key=lambda plan: plan.predicted.samples_per_second)
+    others = [plan for plan in compared if plan.predicted.bubble_fraction < fast.predicted.bubble_fraction]
+    if not others:
+        return ""
+    slow = min(others, key=lambda plan: plan.predicted.bubble_fraction)
+    words: list[str] = []
+    for plan in (fast, slow):
+        trace = plan.predicted
+        busy, whole = sum(trace.busy_seconds.values()), trace.step_seconds * len(trace.used_devices)
+        words.append(f"compute for {format_seconds(busy)} and wait for {format_seconds(whole - busy)}")
+    return (
+        f"{fast.name} is faster although its bubble is larger, {fast.predicted.bubble_fraction:.1%} against "
+        f"{slow.predicted.bubble_fraction:.1%} of {slow.name}. A bubble is a share of the time of the devices in use: "
+        f"those of {fast.name} {words[0]}, those of {slow.name} {words[1]}, all of them together."
+    )
+
+
 def properties(plan: ComparedPlan) -> dict[str, str]:
     """Return what distinguishes one plan from another, in words, by the name of the property."""
     it, trace = plan.plan, plan.predicted

@@ -16,6 +16,10 @@ KIND_WORDS = {
 }
 
 
+SHADES = {"F": ", light", "B": ", dark", "I": ", medium", "W": ", darkest"}
+"""How the shade of a kind of task differs from the others of its stage."""
+
+
 def source_word(source: str) -> str:
     """Return the word for a trace's source: predicted, rehearsed or measured."""
     return {"simulated": "predicted", "emulated": "rehearsed"}.get(source, source)

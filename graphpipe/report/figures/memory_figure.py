@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -17,8 +18,8 @@ from graphpipe.units import byte_unit, format_bytes, format_seconds
 
 MOST_POINTS = 2_000
 """The most points of one device's curve."""
-FAR = 12.0
-"""A capacity this many times above the bars would make them too short to read."""
+_SHORT = 2.5
+"""A figure begins with the bars alone if capacities are so many times as long."""
 _ByDevice = Mapping[int, Sequence[MemorySample]]
 PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "recomputed", "temporaries")
 _RARE = ("recomputed", "temporaries")
@@ -103,7 +104,7 @@ def memory_figure(subject: Subject) -> Figure:
     # A limit far above would flatten all curves. A double click shows it.
     near = [limit for limit in limits if limit <= 2.5 * peak]
     figure.update_yaxes(range=[0, 1.08 * max([peak, *near]) / size], title=unit, rangemode="tozero")
-    figure.update_xaxes(range=[0, seconds], ticksuffix="s", exponentformat="SI")
+    figure.update_xaxes(range=[0, seconds], ticksuffix="s", tickformat=".3~s")
     figure.update_layout(dragmode="zoom", showlegend=sum(len(trace.used_devices) for trace in subject.traces) <= 16)
     return Figure(figure=figure, height=340)
 
@@ -125,10 +126,7 @@ def most_samples(plan: Plan, stage: int, predicted: Trace) -> float:
 
 
 def stage_bytes_figure(plan: Plan, predicted: Trace | None = None) -> Figure:
-    """Return a bar per stage: the bytes of one of its devices by kind, and marks at its capacity.
-
-    A capacity far above all bars is left out.
-    """
+    """Return a bar per stage: the bytes of one of its devices by kind, and marks at its capacity."""
     bars = [stage_bytes(plan, stage, predicted) for stage in range(len(plan.stages))]
     names = [stage.name for stage in plan.stages]
     unit, size = byte_unit(max(sum(getattr(bar, part) for part in PARTS) for bar in bars))
@@ -148,13 +146,12 @@ def stage_bytes_figure(plan: Plan, predicted: Trace | None = None) -> Figure:
         )
     capacities = [plan.cluster.type_of(stage.devices[0]).memory_bytes for stage in plan.stages]
     most = max(sum(getattr(bar, part) for part in PARTS) for bar in bars)
-    near = [(name, capacity) for name, capacity in zip(names, capacities, strict=True) if capacity <= FAR * most]
-    if near:
-        add_capacities(figure, [name for name, _ in near], [capacity / size for _, capacity in near], unit)
+    add_capacities(figure, names, [capacity / size for capacity in capacities], unit)
+    ranges = zoomed(figure, most / size, max(capacities) / size)
     figure.update_layout(barmode="stack", legend={"traceorder": "normal"})
     figure.update_xaxes(title=f"{unit} per device", rangemode="tozero")
     figure.update_yaxes(autorange="reversed", type="category", fixedrange=True)
-    return Figure(figure=figure, height=130 + 26 * len(names))
+    return Figure(figure=figure, height=130 + 26 * len(names), extra=ranges)
 
 
 def add_capacities(figure: go.Figure, rows: Sequence[str], capacities: Sequence[float], unit: str) -> None:
@@ -167,6 +164,19 @@ def add_capacities(figure: go.Figure, rows: Sequence[str], capacities: Sequence[
         name="capacity",
         hovertemplate=f"capacity: %{{x:.3g}} {unit}<extra></extra>",
     )
+
+
+def zoomed(figure: go.Figure, bars: float, capacity: float) -> dict[str, Any]:
+    """Let a figure of horizontal bars begin with the bars alone if they are short, and return what the page offers.
+
+    Args:
+        figure: the figure.
+        bars: the length of the longest bar, in the unit of the axis.
+        capacity: the largest capacity, in the same unit.
+    """
+    near, far = [0.0, 1.12 * bars], [0.0, 1.05 * max(bars, capacity)]
+    figure.update_xaxes(range=near if capacity > _SHORT * bars else far)
+    return {"ranges": {"Bars": near, "Bars and capacities": far}}
 
 
 def _add_curves(figure: go.Figure, trace: Trace, by_device: _ByDevice, unit: str, size: float) -> None:

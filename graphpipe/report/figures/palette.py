@@ -21,9 +21,9 @@ _OTHERS = {
     "fetch": "d3b48c",
 }
 IDLE = {
-    "warm-up": "rgba(128,128,128,0.12)",
+    "warm-up": "rgba(66,133,200,0.16)",
     "bubble": "rgba(214,39,40,0.22)",
-    "drain": "rgba(128,128,128,0.12)",
+    "drain": "rgba(140,140,140,0.22)",
 }
 """Idle times of a device: before its first task, between its tasks, and after its last task. The colours are half
 transparent, so that they suit a dark and a light page."""

@@ -1,5 +1,7 @@
 """The figure of the stage graph: a box per stage, an arrow per edge, data flows down."""
 
+from collections.abc import Sequence
+
 import plotly.graph_objects as go
 
 from graphpipe.plans import Plan, Stage
@@ -19,17 +21,17 @@ from graphpipe.report.figures.stage_boxes import (
 ROW_PIXELS, LEAST_COLUMN_PIXELS, MOST_COLUMN_PIXELS = 150, 150, 230
 
 
-def stage_figure(plan: Plan, first: int = 0) -> Figure:
+def stage_figure(plan: Plan, hues: Sequence[int] = ()) -> Figure:
     """Return the figure.
 
     Args:
         plan: whose stages are drawn.
-        first: the number of its first stage, if other figures show more stages in other colours.
+        hues: the number of the hue of each stage; empty: its own number.
     """
     places = stage_places(plan)
     figure = go.Figure()
     for number, (x, y) in enumerate(places):
-        fill = stage_colour(first + number)
+        fill = stage_colour(hues[number] if hues else number)
         figure.add_shape(type="rect", x0=x - HALF_WIDTH, x1=x + HALF_WIDTH, y0=y - HALF_HEIGHT, y1=y + HALF_HEIGHT)
         figure.update_shapes({"fillcolor": fill, "line": {"width": 0}}, selector=-1)
         name, *more = stage_lines(plan, number)

@@ -1,5 +1,8 @@
-"""The stage graph and the timeline as a static picture, for papers."""
+"""Stage graphs and timelines as a static picture, for papers: of one plan, or of several."""
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -12,6 +15,8 @@ from matplotlib.transforms import offset_copy
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
+from graphpipe.report.content.compared_plan import ComparedPlan
+from graphpipe.report.content.matched_hues import matched_hues
 from graphpipe.report.content.subject import Subject
 from graphpipe.report.content.wording import KIND_WORDS, source_word
 from graphpipe.report.figures.palette import code, colour, colours, ink, kinds, stage_colour, task_colour
@@ -25,11 +30,14 @@ from graphpipe.report.figures.stage_boxes import (
     stage_lines,
     stage_places,
 )
-from graphpipe.report.figures.timeline_rows import Columns, Row, timeline_rows
+from graphpipe.report.figures.timeline_rows import Columns, Row, compared_rows, drawn_steps, timeline_rows
+from graphpipe.trace import Trace
 from graphpipe.units import format_seconds
 
 MOST_LABELLED = 10_000
 WIDTH_INCHES = 7.2
+_LEAST_COLUMNS = 4.6
+"""Boxes that a picture has room for beside each other, at least."""
 _BUBBLE = "#f7d4d4"
 _LEGEND_COLUMNS = 5
 """More would be wider than the picture."""
@@ -46,31 +54,73 @@ def write_still(subject: Subject, path: str | FilePath) -> list[str]:
     Raises:
         InvalidInput: the file cannot be written, or there is nothing to draw.
     """
-    parts: list[tuple[str, float]] = []
-    if subject.plan:
-        depth = 1 + max(y for _, y in stage_places(subject.plan))
-        parts.append(("stage graph", 1.2 * depth))
+    parts = [_stage_part("stage graph", subject.plan, ())] if subject.plan else []
     if subject.step_seconds:
-        rows = sum(not row.transfers for row in timeline_rows(subject)[0])
-        parts.append(("timeline", 0.9 + min(8.0, 0.28 * rows)))
+        rows, columns = timeline_rows(subject)
+        several = len(subject.traces) > 1
+        names = [f"{row.device} {row.source}" if several else row.device for row in rows]
+        title = _step_title(subject.traces[0], subject.batch_size)
+        parts.append(_timeline_part(rows, columns, names, subject.step_seconds, title))
     if not parts:
         raise InvalidInput("there is no plan, and nothing in the step takes time: nothing to draw")
-    with rc_context({"font.size": 8, "svg.hashsalt": "graphpipe"}):
-        heights = [height for _, height in parts]
+    return _write(parts, path)
+
+
+def write_compared_still(compared: Sequence[ComparedPlan], path: str | FilePath) -> list[str]:
+    """Write the stage graphs of several plans, and below them their timelines on one axis, into one file.
+
+    Returns, Raises: as `write_still`.
+    """
+    hues = matched_hues([plan.plan for plan in compared])
+    parts = [_stage_part(f"stages of {each.name}", each.plan, own) for each, own in zip(compared, hues, strict=True)]
+    steps = drawn_steps(compared)
+    rows, columns = compared_rows(steps)
+    several = len({row.source for row in rows}) > 1
+    names = [f"{row.device} {row.source}" if several else row.device for row in rows]
+    seconds = max(step.trace.step_seconds for step in steps)
+    title = "; ".join(
+        f"{each.name} {format_seconds(each.predicted.step_seconds)}, bubble {each.predicted.bubble_fraction:.1%}"
+        for each in compared
+    )
+    parts.append(_timeline_part(rows, columns, names, seconds, f"predicted step: {title}"))
+    return _write(parts, path)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of a picture."""
+
+    name: str
+    height: float
+    """In inches."""
+    draw: Callable[[Axes], None]
+
+
+def _stage_part(name: str, plan: Plan, hues: Sequence[int]) -> _Part:
+    depth = 1 + max(y for _, y in stage_places(plan))
+    return _Part(name, 1.2 * depth, lambda axes: _draw_stages(axes, plan, hues))
+
+
+def _timeline_part(rows: list[Row], columns: Columns, names: list[str], seconds: float, title: str) -> _Part:
+    tasks = sum(not row.transfers for row in rows)
+    draw = partial(_draw_timeline, rows=rows, columns=columns, names=names, seconds=seconds, title=title)
+    return _Part("timeline", 0.9 + min(8.0, 0.28 * tasks), draw)
+
+
+def _write(parts: Sequence[_Part], path: str | FilePath) -> list[str]:
+    with rc_context({"font.size": 8, "svg.hashsalt": "graphpipe", "pdf.fonttype": 42}):
+        heights = [part.height for part in parts]
         figure = Figure(figsize=(WIDTH_INCHES, sum(heights)), layout="constrained", dpi=200)
         axes = figure.subplots(len(parts), 1, squeeze=False, height_ratios=heights)[:, 0]
-        for (name, _), where in zip(parts, axes, strict=True):
-            if name == "timeline":
-                _draw_timeline(where, subject)
-            elif subject.plan:
-                _draw_stages(where, subject.plan)
+        for part, where in zip(parts, axes, strict=True):
+            part.draw(where)
         _save(figure, FilePath(path))
-    return [name for name, _ in parts]
+    return [part.name for part in parts]
 
 
 def _save(figure: Figure, path: FilePath) -> None:
     # Without a date, the same plan gives the same file.
-    metadata = {"Date": None} if path.suffix == ".svg" else {}
+    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower(), {})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, metadata=metadata)
@@ -78,20 +128,22 @@ def _save(figure: Figure, path: FilePath) -> None:
         raise InvalidInput(f"cannot write: {error.strerror}", where=str(path)) from None
 
 
-def _draw_stages(axes: Axes, plan: Plan) -> None:
+def _draw_stages(axes: Axes, plan: Plan, hues: Sequence[int]) -> None:
     places = stage_places(plan)
     for edge in plan.edges:
         at = _draw_arrow(axes, places[edge.source], places[edge.target], passes_boxes(places, edge.source, edge.target))
         background = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
         axes.text(at[0], at[1], edge_label(edge), fontsize=6, ha="center", va="center", bbox=background)
     for number, (x, y) in enumerate(places):
-        fill = stage_colour(number)
+        fill = stage_colour(hues[number] if hues else number)
         corner = (x - HALF_WIDTH, y - HALF_HEIGHT)
         axes.add_patch(Rectangle(corner, 2 * HALF_WIDTH, 2 * HALF_HEIGHT, color=fill, linewidth=0))
         text = "\n".join(stage_lines(plan, number))
         axes.text(x, y, text, fontsize=6.5, ha="center", va="center", color=ink(fill))
     across, down = [x for x, _ in places], [y for _, y in places]
-    axes.set(xlim=(min(across) - 0.6, right_end(plan, places)), ylim=(max(down) + 0.4, -0.4))
+    left, right = min(across) - 0.6, right_end(plan, places)
+    spare = max(0.0, _LEAST_COLUMNS - (right - left)) / 2  # the boxes of a chain would be as wide as the picture
+    axes.set(xlim=(left - spare, right + spare), ylim=(max(down) + 0.4, -0.4))
     axes.set_title(f"{plan.graph.name} on {plan.cluster.name}: stages of {plan.planner}", fontsize=8, loc="left")
     axes.set_axis_off()
 
@@ -112,9 +164,9 @@ def _draw_arrow(
     return 0.25 * (x0 + HALF_WIDTH) + 0.75 * out, 0.84 * y0 + 0.16 * y1
 
 
-def _draw_timeline(axes: Axes, subject: Subject) -> None:
-    rows, columns = timeline_rows(subject)
-    seconds = subject.step_seconds
+def _draw_timeline(
+    axes: Axes, *, rows: list[Row], columns: Columns, names: list[str], seconds: float, title: str
+) -> None:
     level, at = 0.0, list[float]()
     for row in rows:
         at.append(level)
@@ -122,24 +174,24 @@ def _draw_timeline(axes: Axes, subject: Subject) -> None:
     _draw_spans(axes, columns, at, [_height(row) for row in rows])
     if len(columns.row) <= MOST_LABELLED:
         _label_tasks(axes, columns, at, rows, seconds)
-    tasks = [(place, row) for place, row in zip(at, rows, strict=True) if not row.transfers]
-    several = len(subject.traces) > 1
-    names = [f"{row.device} {row.source}" if several else row.device for _, row in tasks]
-    axes.set_yticks([place + 0.45 for place, _ in tasks], names, fontsize=6 if len(tasks) < 24 else 4)
+    tasks = [(place, name) for place, name, row in zip(at, names, rows, strict=True) if not row.transfers]
+    labels = [name for _, name in tasks]
+    axes.set_yticks([place + 0.45 for place, _ in tasks], labels, fontsize=6 if len(tasks) < 24 else 4)
     axes.set(xlim=(0, seconds), ylim=(level, -0.1))
     axes.set_xlabel("seconds", loc="right")
-    trace = subject.traces[0]
-    shown = trace.batch_size // subject.batch_size
-    what = "one step" if shown == 1 else f"{shown} mini-batches"
-    axes.set_title(
-        f"{what} of {subject.batch_size} samples: {format_seconds(trace.step_seconds)}, "
-        f"bubble {trace.bubble_fraction:.1%} ({source_word(trace.source)})",
-        fontsize=8,
-        loc="left",
-    )
+    axes.set_title(title, fontsize=8, loc="left", wrap=True)
     _draw_legend(axes, columns)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
+
+
+def _step_title(trace: Trace, batch_size: int) -> str:
+    shown = trace.batch_size // batch_size
+    what = "one step" if shown == 1 else f"{shown} mini-batches"
+    return (
+        f"{what} of {batch_size} samples: {format_seconds(trace.step_seconds)}, "
+        f"bubble {trace.bubble_fraction:.1%} ({source_word(trace.source)})"
+    )
 
 
 def _draw_legend(axes: Axes, columns: Columns) -> None:
@@ -163,12 +215,12 @@ def _draw_legend(axes: Axes, columns: Columns) -> None:
 
 
 def _codes(kind: str, columns: Columns) -> set[int]:
-    return {code(kind, stage) for stage in range(1 + max(columns.stage, default=0))}
+    return {code(kind, hue) for hue in range(1 + max(columns.hue, default=0))}
 
 
 def _draw_spans(axes: Axes, columns: Columns, at: list[float], heights: list[float]) -> None:
     # One artist per row and colour. Bubbles are pale red, warm-up and drain stay white.
-    shades, white = colours(1 + max(columns.stage, default=0)), {code(kind, 0) for kind in ("warm-up", "drain")}
+    shades, white = colours(1 + max(columns.hue, default=0)), {code(kind, 0) for kind in ("warm-up", "drain")}
     shades[code("bubble", 0)] = _BUBBLE
     spans_by_kind: dict[tuple[int, str], list[tuple[float, float]]] = {}
     for number, place in enumerate(columns.row):
@@ -183,12 +235,12 @@ def _shade(columns: Columns, number: int, shades: list[str]) -> str:
     at = columns.code[number]
     if not columns.odd[number]:
         return shades[at]
-    return task_colour(kinds(1 + columns.stage[number])[at], columns.stage[number], odd=True)
+    return task_colour(kinds(1 + columns.hue[number])[at], columns.hue[number], odd=True)
 
 
 def _label_tasks(axes: Axes, columns: Columns, at: list[float], rows: list[Row], seconds: float) -> None:
     digits = len(str(max(columns.micro_batch, default=0)))
-    shades = colours(1 + max(columns.stage, default=0))
+    shades = colours(1 + max(columns.hue, default=0))
     for number, place in enumerate(columns.row):
         length, micro_batch = columns.end[number] - columns.start[number], columns.micro_batch[number]
         if micro_batch < 0 or rows[place].transfers or length < 0.009 * digits * seconds:

@@ -57,10 +57,11 @@ def _figure(
 ) -> Figure:
     # `page/assets/timeline.js` reads `extra`.
     bounds = _bounds(rows)
-    shades, words = colours(len(stages)), kinds(len(stages))
+    hues = 1 + max(columns.hue, default=0)
+    shades, words = colours(hues), kinds(hues)
     if any(columns.odd):
-        apart = len(odd_colours(len(stages)))
-        shades, words = shades + odd_colours(len(stages)), words + odd_kinds(len(stages))
+        apart = len(odd_colours(hues))
+        shades, words = shades + odd_colours(hues), words + odd_kinds(hues)
         columns.code = [it + apart * odd for it, odd in zip(columns.code, columns.odd, strict=True)]
     codes = len(shades)
     scale = [pair for number, colour in enumerate(shades) for pair in _step(number, codes, colour)]
@@ -76,7 +77,7 @@ def _figure(
         showgrid=False,
         zeroline=False,
     )
-    figure.update_xaxes(range=[0, seconds], minallowed=0, maxallowed=seconds, ticksuffix="s", exponentformat="SI")
+    figure.update_xaxes(range=[0, seconds], minallowed=0, maxallowed=seconds, ticksuffix="s", tickformat=".3~s")
     figure.update_layout(dragmode="zoom")
     height = round(bounds[-1][1] * _pixels(len(tasks))) + MARGIN_PIXELS
     extra: dict[str, Any] = {

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 
 from graphpipe.plans import Plan
 from graphpipe.plans.sharding import SampleRange, sample_range
+from graphpipe.report.content.compared_plan import ComparedPlan
 from graphpipe.report.content.device_groups import device_groups
+from graphpipe.report.content.matched_hues import matched_hues
 from graphpipe.report.content.subject import Subject
 from graphpipe.report.content.weight_reads import weight_reads_of
 from graphpipe.report.content.wording import source_word
@@ -50,6 +52,8 @@ class Columns:
     """Updates by which the weights are predicted ahead. Negative: they are reconstructed, so many updates back."""
     stage: list[int] = field(default_factory=list[int])
     """Number of the stage; -1 for an idle time."""
+    hue: list[int] = field(default_factory=list[int])
+    """Number of the stage's hue."""
     micro_batch: list[int] = field(default_factory=list[int])
     start: list[float] = field(default_factory=list[float])
     """When the rectangle begins, in seconds."""
@@ -66,7 +70,8 @@ class Columns:
         """Add a span, or an idle time."""
         stage = span.stage + step.first_stage if span else -1
         self.row.append(row)
-        self.code.append(code(kind, max(0, stage)))
+        self.hue.append(step.hue(span) if span else 0)
+        self.code.append(code(kind, self.hue[-1]))
         self.odd.append(span is not None and kind in _READERS and bool(step.mini_batch(span) % 2))
         version, ahead = _read_of(step, span)
         self.version.append(version)
@@ -92,8 +97,14 @@ class DrawnStep:
     first_stage: int = 0
     """The number of the plan's first stage in the picture, which may show several plans."""
     first_device: int = 0
+    hues: Sequence[int] = ()
+    """The number of the hue of each stage; empty: its own number."""
     reads: WeightReads = field(default_factory=dict[StageTask, WeightRead])
     """Which weights the tasks read, if the plan does not flush."""
+
+    def hue(self, span: Span) -> int:
+        """Return the number of the hue of a span."""
+        return self.hues[span.stage] if self.hues else span.stage + self.first_stage
 
     def mini_batch(self, span: Span) -> int:
         """Return the mini-batch of a task. 0 if there is no plan that says how many micro-batches it has."""
@@ -115,6 +126,26 @@ def timeline_rows(subject: Subject) -> tuple[list[Row], Columns]:
         for step, spans in steps:
             _add_device(rows, columns, step, spans.get(device, []), step.trace.device_names[device])
     return rows, columns
+
+
+def drawn_steps(compared: Sequence[ComparedPlan]) -> list[DrawnStep]:
+    """Return the steps of a comparison: the predicted ones of all plans, then those that ran."""
+    hues = matched_hues([plan.plan for plan in compared])
+    firsts = [sum(len(before.plan.stages) for before in compared[:at]) for at in range(len(compared))]
+    devices = [sum(len(before.plan.cluster.devices) for before in compared[:at]) for at in range(len(compared))]
+    return [
+        DrawnStep(
+            trace=trace,
+            plan=plan.plan,
+            name=plan.name,
+            first_stage=firsts[at],
+            first_device=devices[at],
+            hues=hues[at],
+        )
+        for ran in (False, True)
+        for at, plan in enumerate(compared)
+        if (trace := plan.subject.measured if ran else plan.predicted) is not None
+    ]
 
 
 def compared_rows(steps: Sequence[DrawnStep]) -> tuple[list[Row], Columns]:

@@ -5,16 +5,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from graphpipe.files.text_file import write_text
-from graphpipe.report.content.compared_plan import ComparedPlan, device_peaks, properties, throughputs
-from graphpipe.report.content.wording import KIND_WORDS, slowdown_sentences, source_word
+from graphpipe.report.content.compared_plan import (
+    ComparedPlan,
+    device_peaks,
+    larger_bubble,
+    properties,
+    throughputs,
+)
+from graphpipe.report.content.matched_hues import matched_hues
+from graphpipe.report.content.wording import KIND_WORDS, SHADES, slowdown_sentences, source_word
 from graphpipe.report.figures.compared_memory_figure import compared_memory_figure
 from graphpipe.report.figures.palette import IDLE, colour
 from graphpipe.report.figures.stage_figure import stage_figure
 from graphpipe.report.figures.timeline_figure import compared_timeline_figure
-from graphpipe.report.figures.timeline_rows import DrawnStep
+from graphpipe.report.figures.timeline_rows import drawn_steps
 from graphpipe.report.page.html_page import PageSection, figure, html_page, legend, note, table
-from graphpipe.trace import Trace
-from graphpipe.units import format_bytes, format_seconds
+from graphpipe.units import byte_unit, format_seconds, in_unit
 
 
 def write_comparison(title: str, compared: Sequence[ComparedPlan], path: str | Path) -> list[str]:
@@ -59,7 +65,13 @@ def _differences(compared: Sequence[ComparedPlan]) -> str:
     different = [row for row in rows if len(set(row[1:])) > 1]
     same = ", ".join(f"{name} {values[0]}" for name, *values in rows if len(set(values)) == 1)
     body = table("Differences", ("what", *(plan.name for plan in compared)), different) if different else ""
-    return body + (note(f"The same in all plans: {same}.") if same else "") + _rehearsals(compared)
+    bubble = larger_bubble(compared)
+    return (
+        body
+        + (note(bubble) if bubble else "")
+        + (note(f"The same in all plans: {same}.") if same else "")
+        + _rehearsals(compared)
+    )
 
 
 def _rehearsals(compared: Sequence[ComparedPlan]) -> str:
@@ -71,80 +83,61 @@ def _stages(compared: Sequence[ComparedPlan]) -> str:
     return (
         note(
             "Each box is a stage, and data flows down. Stages that no arrows join, directly or over others, run at the "
-            "same time. A stage of a chain waits for the stage before it."
+            "same time. A stage of a chain waits for the stage before it. Stages of different plans that hold most of "
+            "the same modules have one colour."
         )
         + '<div class="side">'
         + "".join(
             f"<div><h3>{html.escape(plan.name)}: {len(plan.plan.stages)} stages, depth {plan.plan.depth}</h3>"
-            + figure(f"stage-graph-{number}", f"The stages of {plan.name}", stage_figure(plan.plan, first))
+            + figure(f"stage-graph-{number}", f"The stages of {plan.name}", stage_figure(plan.plan, hues))
             + "</div>"
-            for number, (plan, first) in enumerate(zip(compared, _firsts(compared), strict=True))
+            for number, (plan, hues) in enumerate(zip(compared, _hues(compared), strict=True))
         )
         + "</div>"
     )
 
 
 def _timelines(compared: Sequence[ComparedPlan]) -> str:
+    used = {span.kind for plan in compared for trace in plan.subject.traces for span in trace.spans}
+    shades = [(colour(kind, 0), KIND_WORDS[kind] + shade) for kind, shade in SHADES.items() if kind in used]
     others = [(shade, KIND_WORDS[kind]) for kind, shade in IDLE.items()]
     others += [(colour("optimizer", 0), KIND_WORDS["optimizer"])]
     return (
         note(
             "All steps have one time axis. Each stage has a row, which shows one replica. Its colour is that of "
-            "its box: forwards are light, backwards are dark, numbers are micro-batches. Red marks a bubble, in which "
-            "the device waits between two tasks."
+            "its box, and the shade says what it does. Numbers are micro-batches."
         )
-        + legend(others)
+        + legend([*shades, *others])
         + figure(
             "timeline-figure",
             "One training step of each plan, a row per stage",
-            compared_timeline_figure(_drawn_steps(compared)),
+            compared_timeline_figure(drawn_steps(compared)),
         )
     )
 
 
-def _drawn_steps(compared: Sequence[ComparedPlan]) -> list[DrawnStep]:
-    # The predicted steps of all plans come first, then those that ran.
-    return [
-        DrawnStep(
-            trace=trace,
-            plan=plan.plan,
-            name=plan.name,
-            first_stage=first,
-            first_device=sum(len(before.plan.cluster.devices) for before in compared[:number]),
-        )
-        for select in (_predicted, _run)
-        for number, (plan, first) in enumerate(zip(compared, _firsts(compared), strict=True))
-        if (trace := select(plan)) is not None
-    ]
-
-
-def _predicted(compared: ComparedPlan) -> Trace | None:
-    return compared.predicted
-
-
-def _run(compared: ComparedPlan) -> Trace | None:
-    return compared.subject.measured
-
-
-def _firsts(compared: Sequence[ComparedPlan]) -> list[int]:
-    # Stages of all plans are numbered in one sequence, so that each has its own colour.
-    return [sum(len(plan.plan.stages) for plan in compared[:at]) for at in range(len(compared))]
+def _hues(compared: Sequence[ComparedPlan]) -> list[tuple[int, ...]]:
+    return matched_hues([plan.plan for plan in compared])
 
 
 def _memory(compared: Sequence[ComparedPlan]) -> str:
     peaks = device_peaks(compared)
+    unit, size = byte_unit(max(peak.bytes for peak in peaks))
     rows = [
         [
             peak.plan,
             peak.name,
-            format_bytes(peak.bytes),
-            format_bytes(peak.capacity),
+            in_unit(peak.bytes, size),
+            in_unit(peak.capacity, size),
             f"{peak.bytes / peak.capacity:.0%}",
         ]
         for peak in peaks
     ]
     return (
-        note("The simulated peak of one device of each stage. A red mark shows the capacity of the device.")
+        note(
+            "The simulated peak of one device of each stage. A red mark shows the capacity of the device. The buttons "
+            "show the bars alone, or the capacities too."
+        )
         + figure("memory-figure", "Peak memory by plan and stage", compared_memory_figure(peaks))
-        + table("Peak memory", ("plan", "stages", "peak", "capacity", "share"), rows, words=2)
+        + table(f"Peak memory in {unit}", ("plan", "stages", "peak", "capacity", "share"), rows, words=2)
     )

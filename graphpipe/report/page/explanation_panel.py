@@ -46,10 +46,7 @@ def _groups(explanation: Explanation) -> str:
 
 def _outlooks(explanation: Explanation) -> str:
     rows = [[item.change, format_seconds(item.step_seconds), f"{item.gain:+.1%}"] for item in explanation.helping]
-    worse = ", ".join(explanation.not_helping)
-    return (
-        table("What would help: each change was simulated", ("with", "step", "samples/s"), rows) if rows else ""
-    ) + (note(f"Simulated without a gain: {worse}.") if worse else "")
+    return table("What would help: each change was simulated", ("with", "step", "samples/s"), rows) if rows else ""
 
 
 EXPLANATION = Panel(name="explanation", title="Why it takes this long", build=_explanation)

@@ -3,7 +3,7 @@
 from graphpipe.plans import Plan
 from graphpipe.report.content.subject import Subject
 from graphpipe.report.content.weight_reads import version_rows
-from graphpipe.report.content.wording import KIND_WORDS, signed_seconds, slowdown_sentences
+from graphpipe.report.content.wording import KIND_WORDS, SHADES, signed_seconds, slowdown_sentences
 from graphpipe.report.figures.memory_figure import (
     PARTS,
     memory_figure,
@@ -17,7 +17,7 @@ from graphpipe.report.page.html_page import figure, legend, note, table
 from graphpipe.report.page.panel import Panel
 from graphpipe.trace import Trace
 from graphpipe.trace.compare import compare
-from graphpipe.units import format_bytes, format_seconds
+from graphpipe.units import byte_unit, format_seconds, in_unit
 
 MOST_DIFFERENCES = 12
 
@@ -29,8 +29,7 @@ def _timeline(subject: Subject) -> str | None:
     stages = 1 + max((span.stage for trace in subject.traces for span in trace.spans), default=0)
     hues = [(stage_colour(stage), subject.stage_name(stage)) for stage in range(stages)]
     used = {span.kind for trace in subject.traces for span in trace.spans}
-    shades = {"F": ", light", "B": ", dark", "W": ", darkest"}
-    kinds = [(colour(kind, 0), KIND_WORDS[kind] + shades.get(kind, "")) for kind in KIND_WORDS if kind in used]
+    kinds = [(colour(kind, 0), KIND_WORDS[kind] + SHADES.get(kind, "")) for kind in KIND_WORDS if kind in used]
     waits = [(shade, KIND_WORDS[kind]) for kind, shade in IDLE.items()]
     shown = max((trace.batch_size // subject.batch_size for trace in subject.traces), default=1)
     if subject.plan is not None and shown > 1:
@@ -113,12 +112,13 @@ def _memory(subject: Subject) -> str | None:
 
 def _stage_memory(plan: Plan, predicted: Trace | None) -> str:
     shares = [stage_bytes(plan, number, predicted) for number in range(len(plan.stages))]
+    unit, size = byte_unit(max(sum(getattr(share, part) for part in PARTS) for share in shares))
     rows: list[list[str]] = []
     for number, (stage, share) in enumerate(zip(plan.stages, shares, strict=True)):
         samples = stage.in_flight / stage.degree if predicted is None else most_samples(plan, number, predicted)
         capacity = plan.cluster.type_of(stage.devices[0]).memory_bytes
         parts = [getattr(share, part) for part in PARTS]
-        rows.append([stage.name, f"{samples:g}", *map(format_bytes, (*parts, sum(parts), capacity))])
+        rows.append([stage.name, f"{samples:g}", *(in_unit(each, size) for each in (*parts, sum(parts), capacity))])
     whose = "at the simulated peak" if predicted else "with as many samples in flight as the plan allows"
     return (
         figure(
@@ -127,7 +127,7 @@ def _stage_memory(plan: Plan, predicted: Trace | None) -> str:
             stage_bytes_figure(plan, predicted),
         )
         + table(
-            f"Memory by kind, on one device of each stage, {whose}",
+            f"Memory by kind in {unit}, on one device of each stage, {whose}",
             ("stage", "samples held", *PARTS, "in all", "capacity"),
             rows,
         )

@@ -67,15 +67,23 @@ def test_the_held_part_of_a_split_backward_counts_until_its_second_half() -> Non
     assert sum(getattr(bar, part) for part in PARTS) == pytest.approx(predicted.peak_bytes[0])
 
 
-def test_a_capacity_is_drawn_unless_it_is_far_above() -> None:
-    def names(limit: float) -> list[str]:
+def test_a_capacity_far_above_the_bars_is_in_sight_only_when_asked_for() -> None:
+    def drawn(limit: float) -> tuple[float, float, float, float]:
         (kind,) = PLAN.cluster.device_types
         cluster = replace(PLAN.cluster, device_types=(replace(kind, memory_bytes=limit),))
-        traces: list[Any] = [*stage_bytes_figure(replace(PLAN, cluster=cluster)).figure.data]
-        return [trace.name for trace in traces]
+        plan = replace(PLAN, cluster=cluster)
+        found = stage_bytes_figure(plan)
+        traces: list[Any] = [*found.figure.data]
+        capacity = next(trace for trace in traces if trace.name == "capacity").x[0]
+        longest = max(sum(getattr(stage_bytes(plan, at), part) for part in PARTS) for at in range(len(plan.stages)))
+        ranges = found.extra["ranges"]
+        assert ranges["Bars"][1] > longest / 2**20
+        return found.figure.layout.xaxis.range[1], capacity, ranges["Bars"][1], ranges["Bars and capacities"][1]
 
-    assert "capacity" in names(400.0)
-    assert "capacity" not in names(1e9)
+    shown, capacity, _, whole = drawn(400.0)
+    assert shown == whole > capacity
+    shown, capacity, bars, whole = drawn(1e9)
+    assert shown == bars < capacity < whole
 
 
 def test_recomputed_tensors_are_a_separate_part() -> None:

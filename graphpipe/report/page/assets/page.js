@@ -40,7 +40,24 @@
     axis.ticktext = axis.ticktext.map((text) => text.replace(/ (predicted|rehearsed|measured)$/, "<br>$1"));
   }
 
+  // The library that draws is in the page as gzip in base64.
+  async function unpack() {
+    const packed = atob(document.getElementById("plotly-packed").textContent);
+    const bytes = Uint8Array.from(packed, (letter) => letter.charCodeAt(0));
+    const plain = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const script = document.createElement("script");
+    script.textContent = await new Response(plain).text();
+    document.head.append(script);
+  }
+
+  if (!("DecompressionStream" in window)) {
+    document.getElementById("no-figures").hidden = false;
+    return;
+  }
+  const library = unpack();
+
   async function show(element, figure) {
+    await library;
     const layout = themed({ ...figure.layout, height: figure.height }, figure.data);
     if (figure.drawn) {
       for (const axis of ["xaxis", "yaxis"]) layout[axis].range = element.layout[axis].range;
@@ -78,6 +95,13 @@
     const element = document.getElementById(script.dataset.figure);
     figures.set(element, JSON.parse(script.textContent));
     watcher.observe(element);
+  }
+  for (const button of document.querySelectorAll("button[data-range]")) {
+    button.addEventListener("click", async () => {
+      const element = document.getElementById(button.dataset.of);
+      await begin(element);
+      await Plotly.relayout(element, { "xaxis.range": button.dataset.range.split(",").map(Number) });
+    });
   }
   dark.addEventListener("change", () => {
     for (const [element, figure] of figures) if (figure.drawn) show(element, figure);
