@@ -9,7 +9,6 @@ from graphpipe.files.json_body import to_body
 EXAMPLE = """\
 # in a clone of the repository
 graphpipe train examples/digits.toml cluster=local:2 train.steps=4 train.checkpoint_every=2 plan.costs=estimate
-graphpipe evaluate runs/digits-1
 graphpipe evaluate runs/digits-1/checkpoints/step-00000002"""
 
 

@@ -17,6 +17,7 @@ from graphpipe.plans import Plan
 from graphpipe.report import measured_table, summarise, summary_lines
 from graphpipe.report.tables.config_table import config_table
 from graphpipe.report.tables.plan_table import plan_table
+from graphpipe.torchrun import under_torchrun
 from graphpipe.trace import Trace
 from graphpipe.trace.compare import compare
 from graphpipe.units import format_seconds
@@ -111,6 +112,9 @@ def _dry_run(args: argparse.Namespace, config: "TrainConfig") -> int:
 
     if args.resume:
         raise InvalidInput("does not go with --resume", where="--dry-run", remedy="Leave one of them out.")
+    if under_torchrun():
+        remedy = "Run it in one process, without torchrun."
+        raise InvalidInput("plans once, and several ranks are running", where="--dry-run", remedy=remedy)
     output = Output(args.json)
     found = dry_run(config, plan=args.plan, tell=print_to_stderr)
     _show_plan(output, found.plan)

@@ -3,13 +3,16 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from builders import Part, make_plan
 from cli_cases import Run
 
+from graphpipe.cli.report_files import prediction_beside
 from graphpipe.plans import Plan
+from graphpipe.schedule.segments.planned_versions import with_policy
 from graphpipe.simulator.simulate import simulate
 from graphpipe.trace import Trace
 
@@ -163,6 +166,19 @@ def test_two_plans_are_laid_side_by_side(run: Run, graph: Path, plan_file: Path,
     second = tmp_path / "chain-trace.json"
     refused = run("report", plan_file, tmp_path / "chain.json", second, second, "-o", page)
     assert (refused.code, "a second predicted" in refused.err) == (2, True)
+
+
+def test_a_run_without_a_flush_is_compared_with_as_many_mini_batches() -> None:
+    """Four predicted mini-batches stood beside twenty measured ones."""
+    plan = with_policy(make_plan([Part(), Part()], batch_size=4), "stash")
+    measured = replace(simulate(plan, mini_batches=7), source="measured")
+    predicted = simulate(plan)
+    assert predicted.batch_size != measured.batch_size == 7 * plan.batch_size
+    found = prediction_beside(plan, predicted, measured)
+    assert (found.source, found.batch_size) == ("simulated", measured.batch_size)
+    assert found.step_seconds == pytest.approx(measured.step_seconds)
+    assert prediction_beside(plan, found, measured) is found
+    assert prediction_beside(plan, predicted, None) is predicted
 
 
 def test_the_trace_of_a_rehearsal_belongs_to_its_plan(run: Run, tmp_path: Path) -> None:

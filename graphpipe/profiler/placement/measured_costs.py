@@ -28,8 +28,6 @@ def with_measured_costs(plan: Plan, placed: Sequence[StagePlacement]) -> Plan:
         if predicted > 0:
             factor = found.seconds[found.chosen] / predicted
             factors |= {(op, plan.cluster.type_of(each).name): factor for op in stage.ops for each in stage.devices}
-    rows = tuple(
-        row.times(factors.get((row.op, row.device_type), 1.0)) for row in plan.costs.rows
-    )
+    rows = tuple(row.times(factors.get((row.op, row.device_type), 1.0)) for row in plan.costs.rows)
     changed = replace(plan, costs=replace(plan.costs, rows=rows), prediction=None)
     return replace(changed, prediction=predict(changed))

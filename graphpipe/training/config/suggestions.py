@@ -26,6 +26,11 @@ OTHER_NAMES = {
     "train.prefetch": ("prefetch_factor",),
     "train.loggers": ("logger", "log", "report_to"),
     "train.shard_optimizer": ("zero", "zero1"),
+    "optimizer.groups": ("param_groups", "parameter_groups", "no_decay"),
+    "evaluation.watch": ("metric_for_best_model", "monitor", "metric"),
+    "evaluation.keep_best": ("load_best_model_at_end", "save_best", "save_top_k"),
+    "evaluation.patience": ("early_stopping_patience", "early_stopping", "early_stop"),
+    "evaluation.average_decay": ("ema", "ema_decay", "swa", "average"),
     "run.directory": ("output_dir", "out_dir", "default_root_dir"),
 }
 """What others call a setting."""

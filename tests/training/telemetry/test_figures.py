@@ -10,8 +10,11 @@ import pytest
 import graphpipe as gp
 from graphpipe.cluster import Cluster
 from graphpipe.graph import Edge, Graph, Op, Work
+from graphpipe.training.run_folder.metrics_log import StepMetrics
 from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.training.telemetry import loggers
+from graphpipe.training.telemetry.event import MemoryEvent
+from graphpipe.training.telemetry.telemetry import Telemetry
 from graphpipe.training.telemetry.utilisation import peak_flops, step_flops
 
 
@@ -40,6 +43,27 @@ def test_a_step_counts_the_halves_that_a_backward_has(preset: str, count: int) -
     expected = None if kind.is_processor else used * kind.peak_flops_per_second
     assert peak_flops(plan, "fp32") == expected
     assert used <= count
+
+
+def test_utilisation_is_of_the_step_and_what_is_unknown_is_left_out() -> None:
+    pipeline = SimpleNamespace(world=SimpleNamespace(rank=1))
+    memory = MemoryEvent(step=3, held_bytes=5.0, peak_bytes=7.0)
+    telemetry: Any = SimpleNamespace(pipeline=pipeline, batch_size=8, step_flops=4e12, peak_flops=16e12)
+    step = StepMetrics(step=3, loss=0.5, seconds=0.5, gradient_norm=2.0, learning_rate=0.1)
+    figures = Telemetry._figures(telemetry, step, memory)
+    assert figures == {
+        "train/loss": 0.5,
+        "train/step_seconds": 0.5,
+        "train/samples_per_second": 16.0,
+        "train/learning_rate": 0.1,
+        "train/gradient_norm": 2.0,
+        "train/mfu": 0.5,
+        "memory/rank1_held_bytes": 5.0,
+        "memory/rank1_peak_bytes": 7.0,
+    }
+    telemetry.peak_flops = None
+    rest = Telemetry._figures(telemetry, StepMetrics(step=3, loss=0.5, seconds=0.5), memory)
+    assert figures.keys() - rest.keys() == {"train/mfu", "train/learning_rate", "train/gradient_norm"}
 
 
 class Client:
