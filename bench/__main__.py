@@ -31,6 +31,7 @@ MODULES = {
     "prediction": "running.predicted.prediction",
     "measured": "published.measured",
     "zero-bubble": "published.zero_bubble",
+    "rank-memory": "running.memory.rank_memory",
     "loads": "running.predicted.loads",
     "resting": "running.predicted.resting",
     "rehearsal": "running.predicted.rehearsal",

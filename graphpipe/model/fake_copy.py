@@ -44,7 +44,7 @@ def fake_copy(module: nn.Module, mode: AbstractContextManager[object], device: t
             know_number(memo[id(number)], number)
     scripted = [part for part in module.modules() if isinstance(part, torch.jit.ScriptModule)]
     memo |= {id(part): Scripted(part, mode, device) for part in scripted if part is not module}
-    for computed in _computed(module):  # Python cannot copy them, and a new forward computes new ones
+    for computed in computed_attributes(module):  # Python cannot copy them, and a new forward computes new ones
         memo[id(computed)] = computed.detach()
     try:
         copied = copy.deepcopy(module, memo).train()
@@ -93,8 +93,8 @@ def _not_asking(forward: Callable[..., object], argument: str, *args: object, **
     return forward(*args, **{**kwargs, argument: kwargs.get(argument) or False})
 
 
-def _computed(module: nn.Module) -> Iterator[Tensor]:
-    # The tensors that an earlier forward left in attributes, such as a recurrent state.
+def computed_attributes(module: nn.Module) -> Iterator[Tensor]:
+    """Yield the tensors that an earlier forward left in attributes, such as a recurrent state."""
     for part in module.modules():
         yield from (value for value in vars(part).values() if isinstance(value, Tensor) and not value.is_leaf)
 

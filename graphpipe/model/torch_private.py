@@ -25,8 +25,7 @@ FunctionContext: Any = BackwardCFunction
 """Made at each call of an `autograd.Function` (`_forward_cls`), also where its `apply` was looked up before."""
 Operator = OpOverload
 GROUPED_PRODUCT = torch.ops.aten._grouped_mm
-CONVERSION = torch.ops.aten._to_copy.default
-"""The conversion to another dtype that autocast calls."""
+CONVERSION = torch.ops.aten._to_copy.default  # to another dtype, that autocast calls
 
 
 def fake_mode() -> FakeTensorMode:
@@ -87,8 +86,8 @@ def is_data_dependent(error: BaseException) -> bool:
     """True for the error of a forward that reads the values of a tensor of `fake_mode`."""
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-    known = isinstance(error, GuardOnDataDependentSymNode | DataDependentOutputException)
-    return known or any(words in str(error) for words in (".numpy()", "is not tracked with proxy for"))
+    known = (GuardOnDataDependentSymNode, DataDependentOutputException)
+    return isinstance(error, known) or any(each in str(error) for each in (".numpy()", "is not tracked with proxy for"))
 
 
 @contextmanager
@@ -154,8 +153,7 @@ def guessed(number: float | torch.SymInt | torch.SymFloat, guess: int) -> float:
     """Return a number in which every size that depends on the values in a tensor counts as `each`."""
     if not isinstance(number, torch.SymInt | torch.SymFloat):
         return float(number)
-    expression: Any = number.node.expr
-    return float(expression.subs(dict.fromkeys(expression.free_symbols, guess)))
+    return float(number.node.expr.subs(dict.fromkeys(number.node.expr.free_symbols, guess)))
 
 
 def flatten(tree: object, stops: Callable[[object], bool] | None = None) -> tuple[list[Any], TreeSpec]:
@@ -166,8 +164,7 @@ def flatten(tree: object, stops: Callable[[object], bool] | None = None) -> tupl
 def unflatten(leaves: Sequence[object], spec: TreeSpec) -> Any:
     """Return the containers that `flatten` returned, with these leaves."""
     if spec.type is None:  # a leaf, as most models return
-        (leaf,) = leaves
-        return leaf
+        return leaves[0]
     return pytree.tree_unflatten(leaves, spec)
 
 
@@ -256,8 +253,7 @@ def reads_no_values(target: object) -> bool:
 
 def is_view(target: OpOverload) -> bool:
     """True for an operator whose result shares memory with an argument that it only reads."""
-    infos = [result.alias_info for result in target._schema.returns]
-    return any(info is not None and not info.is_write for info in infos)
+    return any(each.alias_info is not None and not each.alias_info.is_write for each in target._schema.returns)
 
 
 def written_arguments(func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> list[Tensor]:
@@ -291,6 +287,11 @@ def intercepted(module: nn.Module, call: Callable[..., object]) -> Generator[Non
 def memory_key(tensor: Tensor) -> int:
     """Return a number that is equal for tensors that share memory, as long as one of them exists."""
     return tensor.untyped_storage()._cdata
+
+
+def write_count(tensor: Tensor) -> int:
+    """Return how often a tensor was written into in place, on whatever device, since it was made."""
+    return tensor._version
 
 
 def non_leaf_alias(tensor: Tensor) -> Tensor:
@@ -331,9 +332,8 @@ def shut_down_within(config: Any, seconds: int) -> None:
 
 def own_hooks(module: nn.Module, *, backward: bool) -> list[Callable[..., Any]]:
     """Return the hooks of a module itself that run in its backward, or those before and after its forward."""
-    before, after = module._forward_pre_hooks, module._forward_hooks
-    held = (module._backward_hooks, module._backward_pre_hooks) if backward else (before, after)
-    return [hook for hooks in held for hook in hooks.values()]
+    forward, back = ("_forward_pre_hooks", "_forward_hooks"), ("_backward_hooks", "_backward_pre_hooks")
+    return [hook for name in (back if backward else forward) for hook in getattr(module, name).values()]
 
 
 def gradient_hooks(parameter: Tensor) -> list[Callable[..., Any]]:

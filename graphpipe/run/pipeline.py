@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput, NonFiniteLoss, PeerLost
 from graphpipe.model.stage_program import StageProgram
-from graphpipe.model.without_data.meta_model import ModelBuilder, without_data
+from graphpipe.model.without_data.construction import ModelBuilder
+from graphpipe.model.without_data.meta_model import without_data
 from graphpipe.plans import Plan
 from graphpipe.run.comm.rank_placement import RankLayout, layout
 from graphpipe.run.comm.world import World, join

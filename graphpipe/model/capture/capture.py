@@ -44,7 +44,8 @@ from graphpipe.model.key_value_cache import without_cache
 from graphpipe.model.quiet import quiet_export
 from graphpipe.model.torch_private import fake_mode
 from graphpipe.model.unregistered_layers import warn_of_unregistered_layers
-from graphpipe.model.without_data.meta_model import ModelBuilder, without_data
+from graphpipe.model.without_data.construction import ModelBuilder
+from graphpipe.model.without_data.meta_model import without_data
 from graphpipe.user_frames import warn_user
 
 Method = Literal["auto", "export", "declared"]

@@ -25,6 +25,8 @@ from graphpipe.model.own_loss.own_loss import OwnLoss, own_loss
 from graphpipe.model.own_loss.processor_inputs import ProcessorInputs
 from graphpipe.model.own_loss.without_loss import without_loss
 from graphpipe.model.recorded_parts import recorded_parts
+from graphpipe.model.without_data.construction import ModelBuilder
+from graphpipe.model.without_data.meta_model import without_data
 
 LABELS = ("labels", "start_positions", "end_positions")
 """Inputs that only the loss reads, by default."""
@@ -85,7 +87,7 @@ class TransformersModel:
 
 
 def from_transformers(
-    model: nn.Module,
+    model: nn.Module | ModelBuilder,
     example: Mapping[str, Any],
     *,
     outputs: Sequence[str] = (),
@@ -105,7 +107,8 @@ def from_transformers(
     all labels, divided by the number of labels in the whole mini-batch that are not -100.
 
     Args:
-        model: any model that `capture` can trace. For others declare a DagModule of its parts.
+        model: any model that `capture` can trace, with data, on the meta device, or a function that builds it. For
+            others declare a DagModule of its parts.
         example: a batch as the tokenizer or processor returns it: tensors by name, with at least two samples. Numbers,
             booleans and strings are arguments of the forward that are the same in every step.
         outputs: the entries of the model's output to return; by default those that the loss reads, or else all.
@@ -121,6 +124,7 @@ def from_transformers(
             over micro-batches.
     """
     check_precision(precision)
+    model = without_data(model)
     check_not_compiled(model)
     given = _with_decoder_inputs(model, example, ())
     processed = ProcessorInputs.of(model, given)

@@ -1,17 +1,20 @@
 """A model without data: its parameters are on torch's meta device, and have shapes only."""
 
-from collections.abc import Callable
-from typing import Any, cast, final
-from weakref import ReferenceType, ref
+import warnings
+from collections.abc import Iterator
+from typing import Any, cast
+from weakref import WeakKeyDictionary
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from graphpipe.errors import GraphPipeError, InvalidInput
+from graphpipe.model.without_data.constructing import Constructing
+from graphpipe.model.without_data.construction import Construction, ModelBuilder
 from graphpipe.user_frames import describe_error
 
-ModelBuilder = Callable[[], nn.Module]
-"""A function without arguments that returns the user's model."""
+_constructions: WeakKeyDictionary[nn.Module, Construction] = WeakKeyDictionary()
 
 
 def without_data(model: nn.Module | ModelBuilder) -> nn.Module:
@@ -23,18 +26,37 @@ def without_data(model: nn.Module | ModelBuilder) -> nn.Module:
     Raises:
         InvalidInput: the function fails, or returns something else.
     """
-    return model if isinstance(model, nn.Module) else build_with(model, MetaParameters().register)
+    if isinstance(model, nn.Module):
+        return model
+    watch = Constructing()
+    built = build_model(model, watch)
+    made = {name: (tensor, watch.origin(tensor)) for name, tensor in _tensors(built)}
+    _constructions[built] = Construction(
+        build=model,
+        origins={name: origin for name, (tensor, origin) in made.items() if origin is not None or not tensor.is_meta},
+        reads=watch.reads,
+        draws=watch.draws,
+    )
+    return built
 
 
-def build_with(
-    build: ModelBuilder, register: Callable[[nn.Module, str, nn.Parameter], nn.Parameter | None]
-) -> nn.Module:
+def construction_of(model: nn.Module) -> Construction | None:
+    """Return how a model was built; None if it was not built by `without_data`."""
+    return _constructions.get(model)
+
+
+def note_copy(model: nn.Module, copy: nn.Module) -> None:
+    """Let a copy of a model be built as the model itself."""
+    if (construction := construction_of(model)) is not None:
+        _constructions[copy] = construction
+
+
+def build_model(build: ModelBuilder, watch: Constructing) -> nn.Module:
     """Return the model that a function builds.
 
     Args:
         build: the function.
-        register: called with every parameter when it is registered: its owner, its name there, and the parameter. It
-            returns the parameter to register instead; None registers the same.
+        watch: says which tensors have data.
 
     Raises:
         InvalidInput: the function fails, or returns something else.
@@ -44,16 +66,20 @@ def build_with(
         name = given.__name__ if isinstance(given, type) else type(given).__name__
         what = f"is {name}, must be an nn.Module or a function that builds one"
         raise InvalidInput(what, where="model", remedy=f"Write lambda: {name}(...)." if isinstance(given, type) else "")
-    handle = register_module_parameter_registration_hook(cast("Any", register))
+    handle = register_module_parameter_registration_hook(cast("Any", watch.register))
     try:
-        built = cast("object", build())
+        with watch, torch.enable_grad(), warnings.catch_warnings():
+            # `load_state_dict` says so of each parameter that it need not fill.
+            warnings.filterwarnings("ignore", message=r"for .*: copying from a non-meta parameter")
+            built = cast("object", build())
     except GraphPipeError:
         raise
     except Exception as error:
         raise InvalidInput(
             f"the function that builds the model raised {describe_error(error)}",
             where="model",
-            remedy="Its parameters have no data while it runs. Leave values to `initial_weights`.",
+            remedy="Its parameters have no data while it runs. Write values with copy_, or leave them to "
+            "`initial_weights`.",
         ) from error
     finally:
         handle.remove()
@@ -63,20 +89,6 @@ def build_with(
     return built
 
 
-@final
-class MetaParameters:
-    """Replaces parameters by others without data. A parameter that is registered twice gets one replacement."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[ReferenceType[nn.Parameter], nn.Parameter]] = {}
-
-    def register(self, owner: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter | None:
-        """Return the parameter without data that stands for this one; None if it has none."""
-        del owner, name
-        if parameter.is_meta:
-            return None
-        original, made = self._known.get(id(parameter), (None, None))
-        if made is None or original is None or original() is not parameter:
-            made = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
-            self._known[id(parameter)] = ref(parameter), made
-        return made
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)

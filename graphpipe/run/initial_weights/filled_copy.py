@@ -4,6 +4,9 @@ import copy
 
 from torch import nn
 
+from graphpipe.model.fake_copy import computed_attributes
+from graphpipe.model.torch_private import write_count
+from graphpipe.model.without_data.meta_model import note_copy
 from graphpipe.run.device.tensor_memory import give_memory
 from graphpipe.run.initial_weights.init_weights import InitWeights
 from graphpipe.run.initial_weights.own_tensors import all_tensors, named_tensors, names_of, saved_ids
@@ -26,14 +29,23 @@ def filled_copy(model: nn.Module, source: WeightSource | None, seed: int) -> nn.
     Raises:
         InvalidInput: a tensor has no value in the source.
     """
-    made = copy.deepcopy(model)
+    made = copy.deepcopy(model, {id(each): each.detach() for each in computed_attributes(model)})
+    note_copy(model, made)
     empty = {name for tensor, name in named_tensors(made) if tensor.is_meta}
     for tensor in all_tensors(made):
         if tensor.is_meta:
             give_memory(tensor, [made])
     saved, names = saved_ids(made), names_of(made)
+    writes = {name: write_count(tensor) for tensor, name in named_tensors(model)}
     own = [
-        OwnTensor(names=names[id(tensor)], tensor=tensor, whole=tensor, piece=None, saved=id(tensor) in saved)
+        OwnTensor(
+            names=names[id(tensor)],
+            tensor=tensor,
+            whole=tensor,
+            piece=None,
+            saved=id(tensor) in saved,
+            writes=writes[names[id(tensor)][0]],
+        )
         for tensor in all_tensors(made)
     ]
     computed = [each for each in own if each.name in empty and (source is None or not each.saved)]

@@ -108,7 +108,7 @@ def _check_constants(model: nn.Module, programs: Sequence[StageProgram], hosted:
     for number in sorted(hosted):
         for part in programs[number].module.modules():
             for name, value in vars(part).items():
-                if isinstance(value, Tensor) and value.is_meta:
+                if isinstance(value, Tensor) and value.is_meta and value.grad_fn is None:  # a hook computes others
                     raise InvalidInput(
                         f"attribute '{name}' of {type(part).__name__} is on the meta device, and nothing fills it",
                         where="initial_weights",

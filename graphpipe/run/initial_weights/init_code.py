@@ -38,19 +38,18 @@ def code_of(model: nn.Module, path: str, function: InitFunction | None) -> Itera
     if function is not None:
         yield function
         return
-    around = [*_around(model, path)]
-    by_parent = next((found for found in map(_fills_submodules, reversed(around)) if found), None)
-    if by_parent is not None:
-        yield by_parent
-    for name in RESETS:
-        if callable(getattr(around[-1], name, None)):
-            yield lambda part, name=name: getattr(part, name)()
-            return
+    yield from filter(None, (init_by_parent(model, path), own_reset(model.get_submodule(path))))
 
 
-def has_reset(part: nn.Module) -> bool:
-    """Whether a module has torch's method that fills it anew, which may fill its submodules too."""
-    return any(callable(getattr(part, name, None)) for name in RESETS)
+def init_by_parent(model: nn.Module, path: str) -> InitFunction | None:
+    """Return `_init_weights` of the innermost module around a submodule that has it; None if there is none."""
+    return next(filter(None, map(_fills_submodules, reversed([*_around(model, path)]))), None)
+
+
+def own_reset(part: nn.Module) -> InitFunction | None:
+    """Return the call of torch's method that fills a module anew, and perhaps its submodules; None if it has none."""
+    name = next((name for name in RESETS if callable(getattr(part, name, None))), None)
+    return None if name is None else lambda part: getattr(part, name)()
 
 
 def _around(model: nn.Module, path: str) -> Iterator[nn.Module]:

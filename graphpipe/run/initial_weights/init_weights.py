@@ -1,10 +1,12 @@
-"""The source `init`: new weights by the submodules' own code, the same under every plan.
+"""The source `init`: new weights by the model's own code, the same under every plan.
 
-A submodule's `reset_parameters` fills the tensors that it holds itself. If a module around it has
-`_init_weights(submodule)`, as models of Hugging Face have, that method comes first.
+A function that builds the model runs again (see `built_weights`). For a model that was made on the meta device, the
+constructors are lost. There a submodule's `reset_parameters` fills the tensors that it holds itself. If a module around
+it has `_init_weights(submodule)`, as models of Hugging Face have, that method comes first. A constructor that wrote a
+parameter more often than this code does has drawn it otherwise, so the parameter is refused.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -12,6 +14,9 @@ from torch import nn
 
 from graphpipe.errors import GraphPipeError, InvalidInput
 from graphpipe.model.torch_private import memory_key
+from graphpipe.model.without_data.meta_model import construction_of
+from graphpipe.run.initial_weights.built_weights import fill_built
+from graphpipe.run.initial_weights.constructor_writes import check_constructor_writes
 from graphpipe.run.initial_weights.init_code import InitFunction, code_of, paths_inner_first
 from graphpipe.run.initial_weights.named_draws import NamedDraws, generators_kept
 from graphpipe.run.initial_weights.own_tensors import named_tensors, names_of
@@ -28,7 +33,7 @@ class InitWeights(WeightSource):
     """New weights. They depend on the seed of the training and on the name of each parameter."""
 
     function: InitFunction | None = None
-    """Called with every submodule, inner ones first. None: the code of the submodules."""
+    """Called with every submodule, inner ones first. None: the code of the model."""
 
     @property
     def description(self) -> str:
@@ -43,11 +48,20 @@ class InitWeights(WeightSource):
         """Fill the wanted tensors.
 
         Raises:
-            InvalidInput: no code fills a tensor, or the code of a submodule fails.
+            InvalidInput: no code fills a tensor, the code fails, or the constructor drew a tensor otherwise.
         """
-        if request.wanted:
-            with generators_kept(), torch.no_grad():
-                _Filling(request, self.function).run()
+        construction = construction_of(request.model) if self.function is None else None
+        origins = construction.origins if construction else {}
+        built = [each for each in request.wanted if each.name in origins]
+        others = [each for each in request.wanted if each.name not in origins]
+        with generators_kept():
+            if construction and built:
+                fill_built(construction, built, request.seed)
+            if others:
+                if self.function is None:
+                    check_constructor_writes(request.model, others)
+                with torch.no_grad():
+                    _Filling(replace(request, wanted=others), self.function).run()
 
 
 @final

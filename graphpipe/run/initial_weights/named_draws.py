@@ -20,6 +20,29 @@ from graphpipe.run.device.random_state import RandomState
 
 
 @final
+class PlaceSeeds:
+    """Seeds the process-wide generators for each draw, by where its numbers are needed, and how often they were.
+
+    Args:
+        seed: of the training.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed, self._counts = seed, Counter[str]()
+
+    def seed(self, place: str) -> None:
+        """Seed torch's generator for the next operator that draws for a place, such as a parameter's name."""
+        torch.default_generator.manual_seed(_number(f"{self._seed} {place} {self._counts[place]}"))
+        self._counts[place] += 1
+
+    def seed_python(self, place: str) -> None:
+        """Seed the generators of Python and NumPy."""
+        number = _number(f"{self._seed} {place}")
+        random.seed(number)
+        np.random.seed(number % 2**32)
+
+
+@final
 class NamedDraws(DispatchMode):
     """While it is entered, each operator that draws random numbers has a seed of its own.
 
@@ -35,7 +58,7 @@ class NamedDraws(DispatchMode):
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.names, self.written = {}, set()
-        self._seed, self._place, self._counts = seed, "", Counter[str]()
+        self._seeds, self._place = PlaceSeeds(seed), ""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, with its own seed if it draws."""
@@ -44,8 +67,7 @@ class NamedDraws(DispatchMode):
         self.written.update(owner for owner in owners if owner is not None)
         if is_random(func):
             place = next((owner for owner in owners if owner is not None), f"submodule {self._place}")
-            torch.default_generator.manual_seed(_number(f"{self._seed} {place} {self._counts[place]}"))
-            self._counts[place] += 1
+            self._seeds.seed(place)
         return func(*args, **given)
 
     @contextmanager
@@ -56,9 +78,7 @@ class NamedDraws(DispatchMode):
             path: of the submodule.
         """
         before, self._place = self._place, path
-        number = _number(f"{self._seed} submodule {path}")
-        random.seed(number)
-        np.random.seed(number % 2**32)
+        self._seeds.seed_python(f"submodule {path}")
         try:
             yield
         finally:

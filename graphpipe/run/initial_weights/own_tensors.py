@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from graphpipe.graph import ParameterSlice
 from graphpipe.model.stage_program import StageProgram
+from graphpipe.model.torch_private import write_count
 from graphpipe.run.initial_weights.weight_source import OwnTensor
 
 
@@ -24,20 +25,27 @@ def own_tensors(
     by_name = {name: tensor for tensor, name in named_tensors(model)}
     found: dict[int, OwnTensor] = {}
     used: set[str] = set()
+
+    def own(whole: Tensor, tensor: Tensor, piece: ParameterSlice | None) -> OwnTensor:
+        return OwnTensor(
+            names=names[id(whole)],
+            tensor=tensor,
+            whole=whole,
+            piece=piece,
+            saved=id(whole) in saved,
+            writes=write_count(whole),
+        )
+
     for number, program in enumerate(programs):
         for name, tensor in stage_tensors(program):
             piece = ParameterSlice.parse(name)
             whole = by_name[piece.parameter if piece else name]
             used.update(names[id(whole)])
             if number in hosted and id(tensor) not in found:
-                found[id(tensor)] = OwnTensor(
-                    names=names[id(whole)], tensor=tensor, whole=whole, piece=piece, saved=id(whole) in saved
-                )
+                found[id(tensor)] = own(whole, tensor, piece)
     for tensor, name in named_tensors(model) if unused else ():
         if name not in used and id(tensor) not in found:
-            found[id(tensor)] = OwnTensor(
-                names=names[id(tensor)], tensor=tensor, whole=tensor, piece=None, saved=id(tensor) in saved
-            )
+            found[id(tensor)] = own(tensor, tensor, None)
     return [*found.values()]
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from graphpipe.run.device.tensor_memory import give_memory, take_memory
-from graphpipe.run.initial_weights.init_code import has_reset, paths_inner_first
+from graphpipe.run.initial_weights.init_code import own_reset, paths_inner_first
 from graphpipe.run.initial_weights.weight_source import OwnTensor
 from graphpipe.run.weights.parameter_slices import cut
 
@@ -53,5 +53,5 @@ def _filling(model: nn.Module, name: str) -> Iterator[str]:
     yield path
     while path:
         path = path.rpartition(".")[0]
-        if has_reset(model.get_submodule(path)):
+        if own_reset(model.get_submodule(path)) is not None:
             yield path

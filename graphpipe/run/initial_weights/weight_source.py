@@ -23,6 +23,8 @@ class OwnTensor:
     """The slice; None for the whole."""
     saved: bool
     """Whether it is in the model's state_dict, and so in files of weights."""
+    writes: int
+    """How often the constructor wrote into the whole in place (torch's version counter)."""
 
     @property
     def name(self) -> str:

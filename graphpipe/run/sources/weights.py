@@ -33,8 +33,9 @@ class Weights:
 
         Args:
             function: called with every submodule, inner ones first; fills the tensors that the submodule holds itself,
-                in place. Those of other ranks have no data then. None: `_init_weights(submodule)` of a module around
-                it, as models of Hugging Face have, or its own `reset_parameters`.
+                in place. Those of other ranks have no data then. None: a function that builds the model runs again.
+                For a model on the meta device, `_init_weights(submodule)` of a module around a submodule, as models of
+                Hugging Face have, or its own `reset_parameters`.
         """
         return InitWeights(function=function)
 

@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, Sampler
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph
 from graphpipe.model.inputs import Inputs, input_names, name_inputs
-from graphpipe.model.without_data.meta_model import ModelBuilder, without_data
+from graphpipe.model.without_data.construction import ModelBuilder
+from graphpipe.model.without_data.meta_model import without_data
 from graphpipe.run.initial_weights.weight_source import WeightSource
 from graphpipe.run.stage.loss import LossFunction, kind_of
 from graphpipe.run.stage.mini_batch import check_rows
@@ -84,7 +85,7 @@ class Task:
     """Called between the steps, on every rank (see `gp.Callback`), before those that `train.callbacks` names."""
     initial_weights: WeightSource | None = None
     """Where the initial weights come from (see `gp.Weights`), unless `train.initial_weights` says so. None: from the
-    module, and for tensors on the meta device from the code of its submodules."""
+    module, and for tensors on the meta device from the function that built it, or the code of its submodules."""
     graph: Graph | None = None
     """The module's graph, of `capture` with options (such as `forms` or `whole_batch`) or of `from_transformers`. None:
     the module is captured with the default options."""
