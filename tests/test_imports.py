@@ -69,6 +69,7 @@ ROOMS = (
     *("training/config", "training/task", "training/run_folder", "training/telemetry", "training/elastic"),
     *("training/loop", "training"),
     *("inference", "document_schemas", "doctor"),
+    *("integrations", "integrations/transformers", "integrations/lightning"),
     *("report/content", "report/tables", "report/figures", "report/page", "report"),
     *("cli", "__main__"),
 )
@@ -84,6 +85,7 @@ TORCH_ROOMS = (
     "training",
     "inference",
     "doctor",
+    "integrations",
     "cli",
 )
 """Where torch may be imported: what stands above `devices`, apart from the simulator and the planners."""

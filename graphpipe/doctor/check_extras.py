@@ -10,6 +10,8 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
     "transformers": ("transformers",),
+    "trainer": ("transformers", "accelerate"),
+    "lightning": ("lightning",),
     "onnxruntime": ("onnxruntime", "onnx", "onnxscript"),
     "openvino": ("openvino",),
 }
