@@ -87,7 +87,8 @@ def test_a_training_resumes_on_as_many_ranks_and_in_one_process_with_trainer_its
     ranks: list[dict[str, Any]], folder: Path, tmp_path: Path, plain: dict[str, dict[str, Any]]
 ) -> None:
     for rank in ranks:
-        assert_same(rank["gpt2 resumed"], plain["gpt2"])
+        resumed = rank["gpt2 resumed"]
+        assert_same({**resumed, "log": resumed["log"][:-1]}, {**plain["gpt2"], "log": plain["gpt2"]["log"][:-1]})
     again = trainer("gpt2", tmp_path, pipeline=False, **JOBS["gpt2"])
     again.train(resume_from_checkpoint=str(folder / "gpt2" / "checkpoint-2"))
     last = [entry for entry in again.state.log_history if "loss" in entry][-1]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from inspect import Parameter, signature
+from inspect import Parameter, Signature, signature
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
@@ -41,6 +41,8 @@ class StepCalls:
     """The LightningModule."""
     path: str
     """The path of the module that is called; empty for the LightningModule itself."""
+    taken: Signature
+    """Of its forward."""
 
     @property
     def called(self) -> nn.Module:
@@ -60,7 +62,8 @@ class StepCalls:
             InvalidInput: it calls nothing that has parameters.
         """
         paths = [path for path, part in owner.named_modules() if next(part.parameters(), None) is not None]
-        return StepCalls(owner=owner, path=_first_call(owner, paths, step, arguments).path)
+        path = _first_call(owner, paths, step, arguments).path
+        return StepCalls(owner=owner, path=path, taken=signature(owner.get_submodule(path).forward))
 
     def inputs(
         self, step: Callable[..., Any], arguments: tuple[Any, ...]
@@ -74,9 +77,7 @@ class StepCalls:
 
     def named(self, given: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Scalar]]:
         """Return the tensors and the other arguments of a call by name, as `inputs`."""
-        module = self.called
-        bound = signature(module.forward).bind(*given, **keywords).arguments
-        kinds = signature(module.forward).parameters
+        bound, kinds = self.taken.bind(*given, **keywords).arguments, self.taken.parameters
         flat: dict[str, Any] = {}
         for name, value in bound.items():
             if kinds[name].kind is Parameter.VAR_KEYWORD:
@@ -91,7 +92,7 @@ class StepCalls:
             if not isinstance(each, bool | int | float | str):
                 raise InvalidInput(
                     f"'{name}' is a {type(each).__name__}, and inputs of a pipeline are tensors",
-                    where=f"the call of {type(module).__name__} in training_step",
+                    where=f"the call of '{self.path or 'self'}' in training_step",
                     remedy="Pass its tensors as arguments of their own.",
                 )
         return tensors, others

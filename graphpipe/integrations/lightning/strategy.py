@@ -174,7 +174,8 @@ class PipelineStrategy(Strategy):
         """Give every rank the whole trained model, and leave the other ranks."""
         self._share()
         self._leave(None)
-        super().teardown()
+        if not any(parameter.is_meta for parameter in self._module.parameters()):  # as after an error
+            super().teardown()
         if self._world is not None:
             self._world.leave()
             self._world = None

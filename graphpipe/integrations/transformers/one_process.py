@@ -37,6 +37,11 @@ class OneProcess(Accelerator):
         """None."""
         return DistributedType.NO
 
+    @property
+    def dispatch_batches(self) -> bool:
+        """False: no rank hands out its batches, also of a stream."""
+        return False
+
     def gather(self, tensor: Any) -> Any:
         """Return what every rank has."""
         return tensor
@@ -55,7 +60,7 @@ class OneProcess(Accelerator):
             self._models.append(model)
         return model
 
-    def clip_grad_norm_(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2) -> Tensor | None:
+    def clip_grad_norm_(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2) -> Any:
         """Clip by the norm over all stages, on all ranks, and return it."""
         if self.gradients is None:
             return super().clip_grad_norm_(parameters, max_norm, norm_type)

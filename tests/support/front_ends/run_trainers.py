@@ -1,7 +1,7 @@
 """Tiny models of `transformers` and their data, for `Trainer` and for `PipelineTrainer`, on one rank or two."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import peft
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 
 from graphpipe.cluster import Cluster
@@ -47,6 +47,16 @@ class Samples(Dataset[Sample]):
         return {name: column[index] for name, column in self.columns.items()}
 
 
+class Stream(IterableDataset[Sample]):
+    """The same samples as a stream, whose length nobody knows."""
+
+    def __init__(self, samples: Samples) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (self.samples[index] for index in range(len(self.samples)))
+
+
 def gpt2() -> nn.Module:
     """GPT-2, whose embedding and head are tied."""
     torch.manual_seed(0)
@@ -61,7 +71,7 @@ def t5() -> nn.Module:
     """T5, which makes its decoder's inputs from the labels."""
     torch.manual_seed(0)
     config = transformers.T5Config(
-        vocab_size=WORDS, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, dropout_rate=0.0
+        vocab_size=WORDS, d_model=32, d_kv=16, d_ff=64, num_layers=1, num_heads=2, dropout_rate=0.0
     )
     config.decoder_start_token_id = 0
     return transformers.T5ForConditionalGeneration(config)
@@ -72,7 +82,8 @@ def llava() -> nn.Module:
     torch.manual_seed(0)
     layers: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32}
     vision = transformers.CLIPVisionConfig(**layers, intermediate_size=64, image_size=16, patch_size=8)
-    text = transformers.LlamaConfig(**layers, intermediate_size=64, vocab_size=WORDS, num_key_value_heads=2)
+    layers |= {"num_hidden_layers": 1, "num_key_value_heads": 2}
+    text = transformers.LlamaConfig(**layers, intermediate_size=64, vocab_size=WORDS)
     config = transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_index=IMAGE)
     return transformers.LlavaForConditionalGeneration(config)
 
@@ -131,12 +142,13 @@ def trainer(name: str, folder: Path, *, pipeline: bool, **more: Any) -> Any:
         more: training arguments. `predict_with_generate` asks for a trainer of sequences.
     """
     pictures, generates = name == "llava", "predict_with_generate" in more
+    samples = Samples(SAMPLES, pictures=pictures)
     kinds = (Seq2SeqTrainer, PipelineSeq2SeqTrainer) if generates else (Trainer, PipelineTrainer)
     given: dict[str, Any] = {"plan": two_stages, "cluster": "local:2"} if pipeline else {}
     return kinds[pipeline](
         model=MODELS[name](),
         args=arguments(folder, Seq2SeqTrainingArguments if generates else TrainingArguments, **more),
-        train_dataset=Samples(SAMPLES, pictures=pictures),
+        train_dataset=Stream(samples) if pictures else samples,
         eval_dataset=Samples(10, seed=7, pictures=pictures),
         compute_metrics=total,
         **given,
