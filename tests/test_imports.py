@@ -49,6 +49,7 @@ ROOMS = (
     *("simulator/events", "simulator/lines", "simulator"),
     *(
         "planners/problem",
+        "planners/relief",
         "planners/inference",
         "planners/placement",
         "planners/baselines",

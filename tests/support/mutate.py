@@ -153,10 +153,10 @@ PARTS = {
         ),
     ),
     "relief": Part(
-        modules=tuple(f"planners/problem/{name}.py" for name in ("least_relief", "relief", "relief_choices")),
+        modules=tuple(f"planners/relief/{name}.py" for name in ("least_relief", "relief", "choices", "submodules")),
         tests=tuple(
-            f"tests/planners/problem/test_{name}.py"
-            for name in ("least_relief", "relief_choices", "relief_steps", "relief")
+            f"tests/planners/relief/test_{name}.py"
+            for name in ("least_relief", "choices", "relief_steps", "relief", "submodules")
         ),
     ),
     "degraded-plans": Part(

@@ -6,7 +6,7 @@ from math import inf
 from typing import Literal, NamedTuple
 
 from graphpipe.errors import Infeasible
-from graphpipe.planners.problem.relief import Relief
+from graphpipe.planners.relief.relief import Relief
 from graphpipe.plans.device_memory import host_bytes, memory_shortfall, spare_bytes, stage_memory
 from graphpipe.plans.estimates import update_seconds
 from graphpipe.plans.plan import Plan

@@ -13,7 +13,7 @@ from graphpipe.cluster import Cluster, Device, DeviceType, HostMemory, Link
 from graphpipe.costs import CostTable, Curve, OpCost
 from graphpipe.errors import Infeasible
 from graphpipe.graph import Edge, Graph, Op, Work
-from graphpipe.planners.problem.relief import Relief
+from graphpipe.planners.relief.relief import Relief
 from graphpipe.plans import Plan, Stage
 from graphpipe.plans.verify_memory import check_memory
 

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from graphpipe.planners.problem.relief_choices import Choices, evenly
+from graphpipe.planners.relief.choices import Choices, evenly
 
 FIGURES = ("seconds", "bytes", "copied", "region", "offloaded")
 
@@ -40,7 +40,7 @@ def test_a_choice_that_another_one_beats_in_everything_is_dropped(
     count: int, largest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Seven at once, so that later rows are also compared with those kept before.
-    monkeypatch.setattr("graphpipe.planners.problem.relief_choices._AT_ONCE", 7)
+    monkeypatch.setattr("graphpipe.planners.relief.choices._AT_ONCE", 7)
     rng = random.Random(count + largest)
     for _ in range(5):
         choices, groups = drawn(rng, count, largest), [rng.randint(0, 2) for _ in range(count)]

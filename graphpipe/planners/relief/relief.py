@@ -17,9 +17,10 @@ from math import inf
 import numpy as np
 
 from graphpipe.costs.cost_model import MOVING_MICRO_BATCHES
-from graphpipe.planners.problem.least_relief import LeastRelief
-from graphpipe.planners.problem.relief_choices import KEEP, OFFLOAD, RECOMPUTE, Array, Choices, Indices, evenly
-from graphpipe.planners.problem.relief_ops import StageOps, copy_seconds
+from graphpipe.planners.relief.choices import KEEP, OFFLOAD, RECOMPUTE, Array, Choices, Indices, evenly
+from graphpipe.planners.relief.least_relief import LeastRelief
+from graphpipe.planners.relief.stage_ops import StageOps, copy_seconds
+from graphpipe.planners.relief.submodules import fitted_submodules
 from graphpipe.plans.device_memory import offloaded_bytes, stage_memory
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.stage import Stage
@@ -57,6 +58,8 @@ class Relief:
         full = replace(kept, recompute="full")
         stages = [full] if self._bytes(full) <= capacity_bytes else []
         least = min([self.most_seconds, *map(self.added_seconds, stages)])
+        stages += self._by_submodule(capacity_bytes)
+        least = min([least, *map(self.added_seconds, stages)])
         stages += self._searched(capacity_bytes, least)
         if len(self.stage.ops) <= _EXACT and (least := min(map(self.added_seconds, stages), default=self.most_seconds)):
             stages += self._searched(capacity_bytes, least, exact=True)
@@ -70,6 +73,18 @@ class Relief:
         again = max(task.backward - before.backward for task, before in zip(tasks, plain, strict=True))
         copied = 2 * stage_memory(model, stage).offloaded * samples
         return again + max(0.0, copied * copy_seconds(self.plan, stage) - self.window_seconds)
+
+    def _by_submodule(self, capacity_bytes: float) -> list[Stage]:
+        def recomputing(names: tuple[str, ...]) -> Stage:
+            return replace(self.stage.keeping, recompute=names or "none")
+
+        found = fitted_submodules(
+            self.plan,
+            self.stage.keeping,
+            fits=lambda names: self._bytes(recomputing(names)) <= capacity_bytes,
+            seconds_of=lambda names: self.added_seconds(recomputing(names)),
+        )
+        return [recomputing(names) for names in found]
 
     def _fits(self, stage: Stage, capacity_bytes: float) -> bool:
         return self._bytes(stage) <= capacity_bytes and offloaded_bytes(self.plan, stage) <= self.most_offloaded

@@ -11,11 +11,11 @@ from math import inf
 import numpy as np
 import pytest
 
-from graphpipe.planners.problem.relief import Relief, _fewer
-from graphpipe.planners.problem.relief_choices import KEEP, OFFLOAD, RECOMPUTE, Choices
-from graphpipe.planners.problem.relief_ops import StageOps
+from graphpipe.planners.relief.choices import KEEP, OFFLOAD, RECOMPUTE, Choices
+from graphpipe.planners.relief.relief import Relief, _fewer
+from graphpipe.planners.relief.stage_ops import StageOps
 from graphpipe.plans.device_memory import stage_memory
-from tests.planners.problem.test_relief import IN_FLIGHT, MICRO, one_stage
+from tests.planners.relief.test_relief import IN_FLIGHT, MICRO, one_stage
 
 SAVED, FORWARD = [2.0, 4.0, 8.0], [3.0, 3.0, 20.0]
 """The last two operators keep 24 and 48 bytes. To recompute them takes 6 s, 1/4 s a byte, and 40 s, 5/6 s a byte."""

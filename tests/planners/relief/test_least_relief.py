@@ -5,7 +5,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from graphpipe.planners.problem.least_relief import LeastRelief
+from graphpipe.planners.relief.least_relief import LeastRelief
 
 BYTES, FORWARD = [10.0, 20.0, 0.0, 5.0], [10.0, 40.0, 3.0, 1.0]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from graphpipe.costs.cost_model import MOVING_MICRO_BATCHES
-from graphpipe.planners.problem.relief_choices import KEEP, OFFLOAD, RECOMPUTE, Array, Choices, Decisions
+from graphpipe.planners.relief.choices import KEEP, OFFLOAD, RECOMPUTE, Array, Choices, Decisions
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.stage import Stage
 
