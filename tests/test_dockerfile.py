@@ -1,5 +1,6 @@
 """The Dockerfile and the environment of conda, checked without either: what they name is there, and is declared."""
 
+import json
 import re
 import shlex
 import tomllib
@@ -55,3 +56,33 @@ def test_the_environment_of_conda_names_what_there_is(project: dict[str, Any]) -
     assert (ROOT / constraint.removeprefix("--constraint ")).is_file()
     (extras,) = re.fullmatch(r"\.\[(.*)\]", own).groups()  # type: ignore[union-attr]
     assert {*extras.split(",")} <= {*project["optional-dependencies"]}
+
+
+DEVCONTAINER = ROOT / ".devcontainer" / "devcontainer.json"
+# containers.dev/implementors/json_reference: the properties that this file uses, with their types.
+PROPERTIES = {
+    "name": str,
+    "build": dict,
+    "hostRequirements": dict,
+    "runArgs": list,
+    "overrideCommand": bool,
+    "postCreateCommand": str,
+    "customizations": dict,
+}
+
+
+def test_the_dev_container_is_built_from_the_dockerfile(project: dict[str, Any]) -> None:
+    container = json.loads(DEVCONTAINER.read_text(encoding="utf-8"))
+    assert {name: type(value) for name, value in container.items()} == PROPERTIES
+    assert (DEVCONTAINER.parent / container["build"]["dockerfile"]).resolve() == ROOT / "Dockerfile"
+    assert (DEVCONTAINER.parent / container["build"]["context"]).resolve() == ROOT
+    assert container["hostRequirements"]["gpu"] in (True, False, "optional")
+    words = shlex.split(container["postCreateCommand"])
+    assert words[:2] == ["pip", "install"]
+    assert (ROOT / words[words.index("--constraint") + 1]).is_file()
+    (extra,) = re.findall(r"\.\[(\w+)\]", words[-1])
+    assert extra in project["optional-dependencies"]
+    # The container stays open: the image's own command would end with the doctor.
+    assert container["overrideCommand"]
+    (venv,) = re.findall(r"python3 -m venv (\S+)", STEPS)
+    assert container["customizations"]["vscode"]["settings"]["python.defaultInterpreterPath"] == f"{venv}/bin/python"

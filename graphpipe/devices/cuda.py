@@ -82,6 +82,7 @@ class Cuda(DeviceKind):
     on_host = False
     closing_waits = True
     outlives_peers = False
+    host_rounding = 2.0  # torch rounds pinned blocks up to powers of two
     where_to_look = "nvidia-smi, the driver's version and CUDA_VISIBLE_DEVICES"
     precisions = PRECISIONS
     activities = (ProfilerActivity.CPU, ProfilerActivity.CUDA)

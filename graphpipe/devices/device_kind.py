@@ -79,6 +79,8 @@ class DeviceKind(ABC):
     """Whether closing a group of this backend waits for its pending messages, so that an error must abort them."""
     outlives_peers: bool
     """Whether a process can form new groups after a peer of an old one was lost."""
+    host_rounding: float = 1.0
+    """At most how many times its bytes a host buffer takes."""
     where_to_look: str = ""
     """What shows the state of such devices, as the end of a remedy."""
     visible_variable: str | None = None

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphpipe.errors import Infeasible
+from graphpipe.files.json_body import from_body, to_body
 from graphpipe.host_memory import available_host_bytes
 from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import offloaded_bytes
@@ -20,6 +21,8 @@ class HostShare:
     host: str
     available_bytes: float
     """What all ranks of the host together may still allocate."""
+    rounding: float = 1.0
+    """At most how many times its bytes a buffer of the rank takes there."""
 
 
 def check_host_memory(world: World, placement: RankPlacement) -> None:
@@ -31,8 +34,11 @@ def check_host_memory(world: World, placement: RankPlacement) -> None:
         Infeasible: it does not fit. Names the stages, the node and the bytes, on every rank.
     """
     if any(stage.offload and not stage.offload_to for stage in placement.plan.stages):
-        own = {"host": socket.gethostname(), "available_bytes": available_host_bytes()}
-        check_shares(placement, [HostShare(**share) for share in world.exchange(own)])
+        own = HostShare(
+            host=socket.gethostname(), available_bytes=available_host_bytes(), rounding=world.kind.host_rounding
+        )
+        shares = world.exchange(to_body(own))
+        check_shares(placement, [from_body(HostShare, share, "host memory") for share in shares])
 
 
 def check_shares(placement: RankPlacement, ranks: Sequence[HostShare]) -> None:
@@ -47,8 +53,9 @@ def check_shares(placement: RankPlacement, ranks: Sequence[HostShare]) -> None:
     """
     for host in dict.fromkeys(rank.host for rank in ranks):
         here = [number for number, rank in enumerate(ranks) if rank.host == host]
-        stages = [slot.stage for number in here for slot in placement.slots(number)]
-        needs = [(_offloaded_bytes(placement.plan, stage), placement.plan.stages[stage].name) for stage in stages]
+        slots = [(slot.stage, ranks[number].rounding) for number in here for slot in placement.slots(number)]
+        plan = placement.plan
+        needs = [(_offloaded_bytes(plan, stage) * rounding, plan.stages[stage].name) for stage, rounding in slots]
         total, available = sum(need for need, _ in needs), min(ranks[number].available_bytes for number in here)
         if total > available:
             largest = sorted(((need, name) for need, name in needs if need), reverse=True)

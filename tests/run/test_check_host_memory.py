@@ -1,5 +1,6 @@
 """A run is refused, or ends with the stage and the bytes, where a node lacks memory for what its ranks offload."""
 
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -9,7 +10,8 @@ from run_chain import INTERLEAVED, chain_pipeline, train_chain
 from run_ranks import run_ranks
 from torch import nn
 
-from graphpipe.devices.cpu import HostStream
+from graphpipe.devices.cpu import CPU, HostStream
+from graphpipe.devices.cuda import Cuda
 from graphpipe.errors import Infeasible, OutOfMemory
 from graphpipe.plans.device_memory import host_bytes
 from graphpipe.run import check_host_memory
@@ -37,6 +39,19 @@ def test_the_ranks_of_a_host_need_their_bytes_together() -> None:
             check_shares(placement, shares(*available, hosts="xx"))
     with pytest.raises(Infeasible, match=r"'b' offloads .* 'y', of which 0 B are free"):
         check_shares(placement, shares(total, 0.0, hosts="xy"))
+
+
+def test_pinned_buffers_are_counted_with_their_rounding() -> None:
+    """torch rounds pinned blocks up to powers of two, so a node could lack half of what a run on GPUs took."""
+    plan = chain_pipeline(INTERLEAVED, offload=OFFLOAD)[0].plan
+    placement, (total,) = RankPlacement.of(plan, 2), host_bytes(plan).values()
+    enough, less = (
+        [replace(share, rounding=2.0) for share in shares(it, it, hosts="xx")] for it in (2 * total, 2 * total - 1)
+    )
+    check_shares(placement, enough)
+    with pytest.raises(Infeasible, match="1 B"):
+        check_shares(placement, less)
+    assert (CPU.host_rounding, Cuda().host_rounding) == (1.0, 2.0)
 
 
 def train_with(available: float) -> None:

@@ -3,10 +3,10 @@
 Kingma and Ba, Adam (ICLR 2015), Algorithm 1. AdamW's decoupled decay is not part of it: PipeOptim does not predict it.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -19,9 +19,11 @@ def adam_direction(group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor
     """
     if not state:
         return None
-    (beta1, beta2), step = group["betas"], float(state["step"])
+    (beta1, beta2), count = group["betas"], state["step"]
+    # A fused or capturable optimizer counts on the device, and the host does not wait for it.
+    step: float | Tensor = float(count) if torch.as_tensor(count).device.type == "cpu" else count
     mean: Tensor = state["exp_avg"]
     squares: Tensor = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
-    root = squares.sqrt().div_(math.sqrt(1 - beta2**step)).add_(group["eps"])
+    root = squares.sqrt().div_((1 - beta2**step) ** 0.5).add_(group["eps"])
     direction = mean.div(root).div_(1 - beta1**step)
     return direction.neg_() if group["maximize"] else direction

@@ -1,5 +1,6 @@
 """Between the first forward and the last backward of a step, the host never waits for the device."""
 
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -10,29 +11,36 @@ from host_waits import host_waits
 from run_chain import INTERLEAVED, chain_batch, chain_pipeline
 from run_models import fan_batch
 from run_scenarios import build
+from run_versions import batch_of, pipeline_under
+from weight_policies import POLICIES
 
+from graphpipe.plans.stage import Predictor, WeightPolicy
 from graphpipe.run import Pipeline
 from graphpipe.run.stage import edge_values, stage_replica_run
 from graphpipe.run.worker.resolved_schedule import ResolvedSchedule
 from graphpipe.run.worker.step_run import StepRun
+from graphpipe.schedule.schedulers.registry import SCHEDULERS
 
 
 @pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The waits inside the third step. The loss is checked in steps 1, 2, 4, 8 and so on, and reading it waits."""
+def third_run(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    """Let a test fail if the host waits inside the third run.
+
+    The loss is checked in steps 1, 2, 4, 8 and so on, and reading it waits.
+    """
     for module in (edge_values, stage_replica_run):
         monkeypatch.setattr(module, "kind_of", lambda _: FakeKind("cpu"))
-    found: list[str] = []
+    found: list[list[str]] = []
     run = StepRun.run
 
     def watched(step: Any, schedule: ResolvedSchedule) -> None:
         with host_waits() as here:
             run(step, schedule)
-        if step.batches.mini_batches[0].step == 3:
-            found.extend(here)
+        found.append(here)
 
     monkeypatch.setattr(StepRun, "run", watched)
-    return found
+    yield
+    assert not found[2]
 
 
 def test_a_read_of_the_device_is_seen() -> None:
@@ -53,32 +61,47 @@ def test_a_read_of_the_device_is_seen() -> None:
         ("whole", {"head": "contrast"}),
     ],
 )
-def test_the_host_does_not_wait_inside_a_step(cut: str, options: dict[str, Any], waits: list[str]) -> None:
+@pytest.mark.usefixtures("third_run")
+def test_the_host_does_not_wait_inside_a_step(cut: str, options: dict[str, Any]) -> None:
     pipeline, _ = build(cut, dropout=0.1, **options)
     steps(pipeline, fan_batch)
-    assert not waits
+
+
+@pytest.mark.parametrize("schedule", [name for name, it in SCHEDULERS.all().items() if it.trains])
+@pytest.mark.usefixtures("third_run")
+def test_no_schedule_waits(schedule: str) -> None:
+    pipeline, _ = chain_pipeline(INTERLEAVED, schedule)
+    steps(pipeline, chain_batch)
+
+
+@pytest.mark.parametrize(("policy", "predictor"), POLICIES)
+@pytest.mark.usefixtures("third_run")
+def test_no_weight_policy_waits(policy: WeightPolicy, predictor: Predictor) -> None:
+    """Without a flush, the updates are among the tasks."""
+    pipeline, _ = pipeline_under("replicas", policy, predictor)
+    for first, length in ((0, 2), (2, 2), (4, 3)):
+        pipeline.segment([batch_of(first + step) for step in range(length)])
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"schedule": "zb-h1"},
         {"recompute": {1: "full", 2: ("c",)}},
         {"offload": {0: ("a",), 1: ("b",)}},
         {"offload": {1: ("b",)}, "offload_to": {1: (0,)}},
     ],
 )
-def test_split_backwards_recomputation_and_offloading_do_not_wait(options: dict[str, Any], waits: list[str]) -> None:
-    pipeline, _ = chain_pipeline(INTERLEAVED, options.pop("schedule", "1f1b"), **options)
+@pytest.mark.usefixtures("third_run")
+def test_recomputation_and_offloading_do_not_wait(options: dict[str, Any]) -> None:
+    pipeline, _ = chain_pipeline(INTERLEAVED, **options)
     steps(pipeline, chain_batch)
-    assert not waits
 
 
 @pytest.mark.parametrize("cut", [*run_shared.CUTS])
-def test_tied_parameters_do_not_wait(cut: str, waits: list[str]) -> None:
+@pytest.mark.usefixtures("third_run")
+def test_tied_parameters_do_not_wait(cut: str) -> None:
     pipeline, _ = run_shared.build(cut)
     steps(pipeline, run_shared.batch)
-    assert not waits
 
 
 def steps(pipeline: Pipeline, batch: Any) -> None:

@@ -11,6 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 _METHODS = ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "nonzero")
 _OPERATORS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select", "aten::is_nonzero")
+_ON_HOST = ("run/device/rng.py", "run/versions/adam_direction.py")
+"""Lines of graphpipe that read only what is on the host: states of generators, and counts of optimizers."""
 
 
 class _Reads(TorchDispatchMode):
@@ -36,8 +38,10 @@ def host_waits() -> Generator[list[str]]:
             f"{each.filename.rpartition('graphpipe/')[2]}:{each.lineno}" for each in traceback.extract_stack()[:-2]
         ]
         own = [frame for frame in frames if not frame.startswith("/")]
-        if own and own[-1].startswith("run/device/rng.py"):
-            return  # The states of generators are on the host.
+        if own and own[-1].startswith(_ON_HOST):
+            return
+        if any("/torch/optim/" in frame for frame in frames):
+            return  # Unless they are fused or capturable, optimizers count their steps on the host.
         waits.append(f"{what} at {own[-1] if own else frames[-1]}")
 
     def noted(name: str) -> Callable[..., Any]:
