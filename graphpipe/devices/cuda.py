@@ -134,12 +134,12 @@ class Cuda(DeviceKind):
         return CudaClock(device)
 
     def held_bytes(self, device: torch.device) -> float:
-        """Return what torch has allocated."""
-        return float(torch.cuda.memory_allocated(device))
+        """Return the bytes of blocks in use."""
+        return _active_bytes(device, "current")
 
     def peak_bytes(self, device: torch.device) -> float:
-        """Return the most that torch has allocated."""
-        return float(torch.cuda.max_memory_allocated(device))
+        """Return the most bytes of blocks in use."""
+        return _active_bytes(device, "peak")
 
     def reset_peak(self, device: torch.device) -> None:
         """Let torch begin a new peak."""
@@ -179,3 +179,8 @@ class Cuda(DeviceKind):
 
 
 CUDA = Cuda()
+
+
+def _active_bytes(device: torch.device, figure: str) -> float:
+    # Unlike `memory_allocated`, with blocks that the host has freed and another stream still uses.
+    return float(torch.cuda.memory_stats(device).get(f"active_bytes.all.{figure}", 0))

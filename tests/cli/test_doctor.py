@@ -3,13 +3,20 @@
 import json
 import socket
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 from cli_cases import Run, torchrun
+from fake_device import FakeKind
 
 from graphpipe.cli import doctor
-from graphpipe.doctor import Finding, check_ranks
+from graphpipe.devices import registry
+from graphpipe.doctor import Finding, check_ranks, first_minutes
 from graphpipe.doctor.check_machine import check_python
+from graphpipe.doctor.first_minutes import StepResult
 from graphpipe.errors import GraphPipeError
 
 CHECKS = {
@@ -37,6 +44,35 @@ def test_a_problem_is_shown_with_its_remedy_and_exit_code_2(run: Run) -> None:
     assert "problem" in line
     assert "Choose another" in line
     assert ran.out.splitlines()[-1].startswith("1 problem")
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_the_first_minutes_are_shown_and_written(
+    crash: bool, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def steps(cluster: str, devices: int, training: Path, folder: Path, command: object) -> Iterator[StepResult]:
+        assert (cluster, devices, training.is_file()) == (str(folder / "this-machine.toml"), 2, True)
+        step = StepResult(name="links", command="c", expected="10 GB/s", found="9 GB/s", status="as expected")
+        yield step
+        yield replace(step, name="training", status="differs") if crash else replace(step, status="skipped")
+
+    monkeypatch.setattr(registry, "usable_accelerator", lambda: FakeKind("meta"))
+    monkeypatch.setattr(first_minutes, "first_minutes", steps)
+    ran = run("doctor", "--gpu", "-o", tmp_path / "minutes", "--json")
+    assert ran.code == (4 if crash else 0), ran.err
+    assert "as expected  links: expected 10 GB/s; found 9 GB/s" in ran.err
+    written = json.loads((tmp_path / "minutes" / "first-minutes.json").read_text())
+    assert written["steps"] == ran.json["steps"]
+    assert (written["ok"], len(written["steps"])) == (not crash, 2)
+    assert {"python", "torch"} <= {finding["name"] for finding in written["machine"]}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device")
+def test_a_machine_without_gpus_says_so(run: Run, tmp_path: Path) -> None:
+    ran = run("doctor", "--gpu", "-o", tmp_path / "minutes")
+    assert ran.code == 2
+    assert "This machine has no GPU that torch can use" in ran.out
+    assert not (tmp_path / "minutes").exists()
 
 
 def test_a_torch_that_cannot_be_imported_is_a_finding(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

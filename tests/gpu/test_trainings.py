@@ -16,6 +16,10 @@ from run_precision import build as build_in_precision
 from run_ranks import run_ranks, values
 from run_scenarios import train
 
+from graphpipe.cluster import Cluster
+from graphpipe.devices.cuda import Cuda
+
+CUDA = Cuda()
 ROOT = Path(__file__).parents[2]
 GPU = "cuda:0"
 NEEDS_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -90,8 +94,9 @@ def test_a_training_on_gpus_is_profiled_on_them_and_saves_checkpoints(tmp_path: 
 
 
 @NEEDS_TWO
-def test_a_rank_that_is_killed_is_named_within_the_time_limit(tmp_path: Path) -> None:
-    fault = ["--fault", "kill@rank1:step4:phase=forward"]
+@pytest.mark.parametrize("kind", ["kill", "raise", "stop"])
+def test_a_rank_with_a_fault_is_named_within_the_time_limit(kind: str, tmp_path: Path) -> None:
+    fault = ["--fault", f"{kind}@rank1:step4:phase=forward"]
     done, seconds = graphpipe(tmp_path, *training(tmp_path), "train.steps=20", "run.timeout_seconds=30", *fault)
     assert done.returncode != 0
     assert "rank 1" in done.stderr
@@ -104,3 +109,31 @@ def test_the_profile_verb_measures_the_gpu(tmp_path: Path) -> None:
     done, _ = graphpipe(tmp_path, "profile", "two-tower-small", "--cluster", "gpus.toml", "-o", "costs.json")
     assert done.returncode == 0, done.stderr[-3000:]
     assert '"gpu"' in (tmp_path / "costs.json").read_text()
+
+
+@NEEDS_TWO
+def test_links_between_gpus_are_measured(tmp_path: Path) -> None:
+    done, _ = graphpipe(tmp_path, "profile", "--links", "--cluster", "gpus.toml", "-o", "measured.toml")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert Cluster.load(tmp_path / "measured.toml").intra_node.bandwidth_bytes_per_second > 1e9
+
+
+@NEEDS_A_GPU
+def test_what_is_offloaded_leaves_the_gpu() -> None:
+    """Blocks that another stream uses are active until it is done, also if the host has freed them."""
+    peaks: list[float] = []
+    for offload in ({}, {0: ("a",), 1: ("b",)}):
+        pipeline, _ = chain_pipeline(INTERLEAVED, dropout=0.0, device=GPU, offload=offload)
+        pipeline.step(*chain_batch())
+        CUDA.reset_peak(torch.device(GPU))
+        pipeline.step(*chain_batch())
+        peaks.append(CUDA.peak_bytes(torch.device(GPU)))
+    assert peaks[1] <= peaks[0]
+
+
+@NEEDS_A_GPU
+@pytest.mark.timeout(1200)
+def test_the_first_fifteen_minutes_are_as_expected(tmp_path: Path) -> None:
+    done, _ = graphpipe(tmp_path, "doctor", "--gpu", "-o", "minutes")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "minutes" / "first-minutes.json").is_file()
