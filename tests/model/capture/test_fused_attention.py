@@ -15,9 +15,9 @@ TOKENS, WIDTH, HEADS = 256, 64, 4
 
 
 class Attention(nn.Module):
-    def __init__(self, dropout: float, mask: bool, causal: bool) -> None:
+    def __init__(self, dropout: float, mask: bool, causal: bool, width: int = WIDTH) -> None:
         super().__init__()
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.dropout, self.mask, self.causal = dropout, mask, causal
 
     def forward(self, x: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ class Attention(nn.Module):
 
 
 class Encoder(nn.Module):
-    def __init__(self, dropout: float, **_: bool) -> None:
+    def __init__(self, dropout: float, **_: int) -> None:
         super().__init__()
         self.attention = nn.MultiheadAttention(WIDTH, HEADS, dropout=dropout, batch_first=True)
 
@@ -37,9 +37,19 @@ class Encoder(nn.Module):
         return self.attention(x, x, x, need_weights=False)[0]
 
 
-def graph_of(kind: type[nn.Module], dropout: float, *, device: str = "cpu", **options: Any) -> Graph:
-    module = nn.Sequential(kind(dropout, mask=options.pop("mask", False), causal=options.pop("causal", False)))
-    return capture(module.to(device), {"input": torch.rand(2, TOKENS, WIDTH)}, **options)
+def graph_of(
+    kind: type[nn.Module],
+    dropout: float,
+    *,
+    device: str = "cpu",
+    width: int = WIDTH,
+    tokens: int = TOKENS,
+    mask: bool = False,
+    causal: bool = False,
+    **options: Any,
+) -> Graph:
+    module = nn.Sequential(kind(dropout, mask=mask, causal=causal, width=width))
+    return capture(module.to(device), {"input": torch.rand(2, tokens, width)}, **options)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -57,6 +67,36 @@ def test_dropout_costs_no_more_than_the_kernel_without_it(
     pairs = HEADS * TOKENS**2 * 4
     assert sum(op.work.saved_bytes_per_sample for op in on_cpu.ops) > pairs
     assert sum(op.work.saved_bytes_per_sample for op in fused.ops) < pairs
+
+
+@pytest.mark.parametrize(
+    ("width", "precision", "mask", "fuses"),
+    [
+        (HEADS * 6, "fp32", False, False),  # 24 bytes
+        (HEADS * 8, "fp32", True, True),
+        (HEADS * 6, "bf16", False, True),  # flash, which torch pads
+        (HEADS * 12, "bf16", True, False),  # a mask, and 24 bytes
+        (HEADS * 260, "bf16", False, False),  # too wide for flash, and not in multiples of 16 bytes
+        (HEADS * 264, "bf16", False, True),
+    ],
+)
+def test_attention_without_a_kernel_on_gpus_makes_all_pairs(
+    width: int, precision: str, mask: bool, fuses: bool
+) -> None:
+    """Every attention was taken for fused, whatever its mask and the width of its heads."""
+    options = {"mask": mask, "width": width, "precision": precision}
+    one_kernel = graph_of(Attention, 0.0, fused_attention=False, **options)
+    for dropout in (0.0, 0.1):
+        graph = graph_of(Attention, dropout, fused_attention=True, **options)
+        assert ([op.work for op in graph.ops] == [op.work for op in one_kernel.ops]) == fuses
+        if not fuses:
+            pairs, saved = (
+                HEADS * TOKENS**2 * 2,
+                [sum(op.work.saved_bytes_per_sample for op in it.ops) for it in (graph, one_kernel)],
+            )
+            assert saved[0] - saved[1] > pairs / 2
+        assert graph.origin is not None
+        assert graph.origin.fused_attention == (bool(dropout) == fuses)
 
 
 def test_a_model_on_the_meta_device_will_run_elsewhere() -> None:
