@@ -1,10 +1,11 @@
 // Long tables begin with their first rows, and a field above them finds others. A page of 580 rows was 39,500 pixels
 // high on a phone.
 document.addEventListener("DOMContentLoaded", () => {
-  const SHOWN = 20;
+  const SHOWN = 12;
   for (const table of document.querySelectorAll(".md-typeset table")) {
     const rows = [...table.tBodies[0].rows];
-    if (rows.length < 3 * SHOWN) continue;
+    if (rows.length < 2 * SHOWN) continue;
+    table.classList.add("long-table");
     const field = document.createElement("input");
     const said = document.createElement("p");
     field.type = "search";
