@@ -54,7 +54,7 @@ def measure(way: str, ranks: int, optimizer: str) -> dict[str, Any]:
             text=True,
         )
         if ran.returncode:
-            raise RuntimeError(f"{way} on {ranks} ranks: {ran.stderr[-2000:]}")
+            raise RuntimeError(f"{way} on {ranks} ranks: {ran.stderr[:4000]}")
         notes = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
     held = {phase: max(note[phase] for note in notes) / share for phase in LIMITS}
     return {"way": way, "ranks": ranks, "optimizer": optimizer, "share_bytes": share, "held": held, "notes": notes}

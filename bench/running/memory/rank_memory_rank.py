@@ -26,8 +26,9 @@ def build() -> nn.Module:
 
 
 def batch() -> tuple[Tensor, Tensor]:
-    """Return inputs and targets."""
-    return torch.randn(BATCH, WIDE), torch.randint(WIDE, (BATCH,))
+    """Return inputs and targets, the same in every step and on every rank."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(BATCH, WIDE, generator=generator), torch.randint(WIDE, (BATCH,), generator=generator)
 
 
 def plan_of(ranks: int) -> gp.Plan:

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterator
 from typing import Any, cast
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from graphpipe.model.without_data.constructing import Constructing
 from graphpipe.model.without_data.construction import Construction, ModelBuilder
 from graphpipe.user_frames import describe_error
 
-_constructions: WeakKeyDictionary[nn.Module, Construction] = WeakKeyDictionary()
+_constructions: dict[int, tuple[ReferenceType[nn.Module], Construction]] = {}  # by identity: not all have a hash
 
 
 def without_data(model: nn.Module | ModelBuilder) -> nn.Module:
@@ -31,24 +31,26 @@ def without_data(model: nn.Module | ModelBuilder) -> nn.Module:
     watch = Constructing()
     built = build_model(model, watch)
     made = {name: (tensor, watch.origin(tensor)) for name, tensor in _tensors(built)}
-    _constructions[built] = Construction(
+    construction = Construction(
         build=model,
         origins={name: origin for name, (tensor, origin) in made.items() if origin is not None or not tensor.is_meta},
         reads=watch.reads,
         draws=watch.draws,
     )
+    _note(built, construction)
     return built
 
 
 def construction_of(model: nn.Module) -> Construction | None:
     """Return how a model was built; None if it was not built by `without_data`."""
-    return _constructions.get(model)
+    reference, construction = _constructions.get(id(model), (None, None))
+    return construction if reference is not None and reference() is model else None
 
 
 def note_copy(model: nn.Module, copy: nn.Module) -> None:
     """Let a copy of a model be built as the model itself."""
     if (construction := construction_of(model)) is not None:
-        _constructions[copy] = construction
+        _note(copy, construction)
 
 
 def build_model(build: ModelBuilder, watch: Constructing) -> nn.Module:
@@ -87,6 +89,11 @@ def build_model(build: ModelBuilder, watch: Constructing) -> nn.Module:
         what = f"the function that builds the model returned {type(built).__name__}, must return an nn.Module"
         raise InvalidInput(what, where="model")
     return built
+
+
+def _note(model: nn.Module, construction: Construction) -> None:
+    key = id(model)
+    _constructions[key] = ref(model, lambda _: _constructions.pop(key, None)), construction
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -17,6 +17,7 @@ from graphpipe.model.fake_copy import computed_attributes
 from graphpipe.model.torch_private import write_count
 from graphpipe.run.initial_weights.init_code import InitFunction, init_by_parent, own_reset, paths_inner_first
 from graphpipe.run.initial_weights.own_tensors import all_tensors, named_tensors, names_of
+from graphpipe.run.initial_weights.untraced_writes import untraced_write
 from graphpipe.run.initial_weights.weight_source import OwnTensor
 
 _REMEDY = (
@@ -31,8 +32,9 @@ def check_constructor_writes(model: nn.Module, wanted: Sequence[OwnTensor]) -> N
     Under `_init_weights(submodule)`, fewer writes are allowed: models of Hugging Face leave it out on the meta device.
 
     Raises:
-        InvalidInput: of a parameter that was written more often, or otherwise.
+        InvalidInput: a parameter was written more often, or otherwise; or a constructor may have written unseen.
     """
+    _check_untraced(model)
     bare = _without_memory(model)
     resets = _writes(bare, lambda path, part: own_reset(part))
     parents = _writes(bare, lambda path, part: init_by_parent(bare, path))
@@ -43,6 +45,18 @@ def check_constructor_writes(model: nn.Module, wanted: Sequence[OwnTensor]) -> N
             raise InvalidInput(
                 f"the constructor wrote '{each.name}' {each.writes} times and the code of its submodule "
                 f"{by_reset + by_parent} times, so its new values would not be those of the constructor",
+                where="initial_weights",
+                remedy=_REMEDY,
+            )
+
+
+def _check_untraced(model: nn.Module) -> None:
+    first = {type(part): path for path, part in reversed([*model.named_modules()])}
+    for kind, path in first.items():
+        if init_by_parent(model, path) is None and (name := untraced_write(kind)):
+            raise InvalidInput(
+                f"the constructor of {kind.__name__} uses '{name}', which leaves no trace on the meta device, so "
+                "its values are lost",
                 where="initial_weights",
                 remedy=_REMEDY,
             )

@@ -10,7 +10,8 @@ InitFunction = Callable[[nn.Module], object]
 """Fills the tensors that a submodule holds itself, in place."""
 RESETS = ("reset_parameters", "_reset_parameters")
 """The names of torch's methods that fill a module anew."""
-_BY_PARENT = "_init_weights"
+BY_PARENT = "_init_weights"
+"""The name of the method of models of Hugging Face that fills a module inside them."""
 
 
 def paths_inner_first(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -62,7 +63,7 @@ def _around(model: nn.Module, path: str) -> Iterator[nn.Module]:
 
 
 def _fills_submodules(part: nn.Module) -> InitFunction | None:
-    found: Any = getattr(part, _BY_PARENT, None)
+    found: Any = getattr(part, BY_PARENT, None)
     if not callable(found):
         return None
     try:

@@ -127,6 +127,13 @@ def test_a_model_on_the_meta_device_is_refused_where_its_constructor_drew_more(b
         filled(lambda: on_meta(build))
 
 
+@pytest.mark.parametrize("name", ["Patches", "Recurrent"])
+def test_constructors_that_leave_no_trace_on_the_meta_device_are_refused(name: str) -> None:
+    """torch's `trunc_normal_` and `orthogonal_` return at once there, and writes into `data` are not counted."""
+    with pytest.raises(InvalidInput, match=rf"the constructor of {name} uses '(data|trunc_normal_|orthogonal_)'"):
+        filled_copy(on_meta(BUILDERS[name]), None, 1)
+
+
 def zero_head() -> nn.Module:
     """Return a layer that a function around it fills."""
     layer = nn.Linear(8, 8)
