@@ -6,7 +6,7 @@ from pathlib import Path
 
 from graphpipe.inference.job import InferenceJob
 from graphpipe.inference.journal import Journal, count_answers, title_of
-from graphpipe.inference.load_model import load_model
+from graphpipe.inference.load_model import load_model, source_of
 from graphpipe.inference.read_requests import read_requests
 from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture_file.capture_file import load_capture
@@ -49,6 +49,7 @@ def answer_on_rank(job: InferenceJob, plan: Plan, captured: Captured | None, *, 
         timeout_seconds=job.timeout_seconds,
         faults=parse_faults(job.faults),
         fault_log=fault_log,
+        initial_weights=source_of(module, job.folder, job.weights),
     )
     with InferencePipeline(plan, module, options=options) as pipeline:
         # One rank counts for all, because the journal may grow while another rank still reads it.

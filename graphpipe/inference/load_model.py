@@ -9,11 +9,14 @@ from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
 from graphpipe.run.export.export_weights import checkpoint_tensors
+from graphpipe.run.initial_weights.filled_copy import lacks_data
+from graphpipe.run.initial_weights.weight_source import WeightSource
+from graphpipe.run.sources.weights import Weights
 from graphpipe.training.task.user_function import UserModel, find_model
 
 
 def load_model(word: str, folder: str | Path, weights: str | None) -> UserModel:
-    """Return the model in evaluation mode, and its example inputs.
+    """Return the model in evaluation mode, and its example inputs. A model without data stays so (see `source_of`).
 
     Args:
         word: a zoo name or a function, which is called after torch is seeded: every rank makes the same weights.
@@ -27,9 +30,29 @@ def load_model(word: str, folder: str | Path, weights: str | None) -> UserModel:
     torch.manual_seed(0)
     model = find_model(word, folder)
     if weights is not None:
-        _fill(model.module, Path(folder) / weights)
+        source = source_of(model.module, folder, weights)
+        if source is None:
+            _fill(model.module, Path(folder) / weights)
+        else:
+            source.check(model.module)
     model.module.eval()
     return model
+
+
+def source_of(module: nn.Module, folder: str | Path, weights: str | None) -> WeightSource | None:
+    """Return the source from which each rank fills the weights of its own stages; None if the model has data.
+
+    Args:
+        module: of `load_model`.
+        folder: where relative paths begin.
+        weights: as for `load_model`. None: new weights, by the code of the model.
+
+    Raises:
+        InvalidInput: the weights are missing.
+    """
+    if not lacks_data(module):
+        return None
+    return Weights.init() if weights is None else Weights.read(Path(folder) / weights)
 
 
 def _fill(module: nn.Module, source: Path) -> None:

@@ -11,6 +11,8 @@ from graphpipe.errors import InvalidInput
 from graphpipe.model.backends.place_stage import placed_program
 from graphpipe.model.inputs import Inputs, describe, name_inputs
 from graphpipe.model.split.module_stage import check_evaluates
+from graphpipe.model.without_data.construction import ModelBuilder
+from graphpipe.model.without_data.meta_model import without_data
 from graphpipe.plans import Plan
 from graphpipe.run.comm.messages import RankMessages
 from graphpipe.run.comm.plan_handshake import shake_hands
@@ -22,6 +24,8 @@ from graphpipe.run.faults.status_reporter import StatusReporter
 from graphpipe.run.inference.failure_reports import FailureReports
 from graphpipe.run.inference.inference_replica import InferenceReplica, InferenceReplicaRun
 from graphpipe.run.inference.request_queue import Answer, Refused, Request, RequestQueue, one_row_each
+from graphpipe.run.initial_weights.filled_copy import lacks_data
+from graphpipe.run.initial_weights.host_tensors import host_tensors
 from graphpipe.run.pipeline_parts import digest
 from graphpipe.run.stage.mini_batch import MiniBatch, check_rows
 from graphpipe.run.stage.receive_buffers import ReceiveBuffers
@@ -41,19 +45,20 @@ class InferencePipeline:
     Args:
         plan: from `gp.plan(..., inference=True)`. With one rank, that rank runs everything. Otherwise there is one rank
             per device in use.
-        model: the user's model, the same on every rank. It runs in evaluation mode.
-        options: device, timeout and capture are used; None takes the defaults.
+        model: the user's model, the same on every rank, or a function that builds it. It runs in evaluation mode. If it
+            is on the meta device, or the options give initial weights, each rank has the weights of its stages only.
+        options: device, timeout, capture, initial weights and seed are used; None takes the defaults.
 
     Raises:
         InvalidInput: the plan trains, its answers come from several devices, the world or the model does not fit it, or
-            the ranks differ.
+            the ranks differ, or a tensor has no initial value.
         PeerLost, PeerStalled: a peer did not come.
     """
 
-    def __init__(self, plan: Plan, model: nn.Module, *, options: PipelineOptions | None = None) -> None:
+    def __init__(self, plan: Plan, model: nn.Module | ModelBuilder, *, options: PipelineOptions | None = None) -> None:
         if plan.trains:
             raise InvalidInput("the plan trains", where="plan", remedy="Plan with inference=True.")
-        self.plan, options = plan, options or PipelineOptions()
+        self.plan, options, model = plan, options or PipelineOptions(), without_data(model)
         self._windows = 0
         self._whole = any(op.whole_batch for op in plan.graph.ops)
         self.world = join(options.device, options.timeout_seconds)
@@ -68,13 +73,22 @@ class InferencePipeline:
                 what = f"stage '{plan.stages[output].name}', which computes the answers, is on several devices"
                 raise InvalidInput(what, where="plan", remedy="Give it one device.")
             placement = RankPlacement.of(plan, self.world.size)
-            settings = {"engine": "inference", "optimizer sharding": "whole", "precision": "fp32", "seed": 0}
+            settings = {
+                "engine": "inference",
+                "optimizer sharding": "whole",
+                "precision": "fp32",
+                "seed": options.seed,
+                "values on the stage edges": digest(self._specs),
+                "initial weights": "the model's" if (source := options.initial_weights) is None else source.description,
+            }
+            self._schedules = forward_schedules(plan, build_schedule(plan), placement)
+            shake_hands(self.world, plan, placement, settings)
+            check_planned_precision(plan, "fp32", where="inference")
+            if source is not None or lacks_data(model):
+                host_tensors(model, programs, placement, self.world, source, options.seed)
             for number in {slot.stage for slot in placement.slots(self.world.rank)}:
                 if plan.stages[number].regions:
                     programs[number] = placed_program(model, plan, number, programs[number], options.captured)
-            self._schedules = forward_schedules(plan, build_schedule(plan), placement)
-            shake_hands(self.world, plan, placement, settings | {"values on the stage edges": digest(self._specs)})
-            check_planned_precision(plan, "fp32", where="inference")
             self._worker = Worker(
                 placement=placement,
                 world=self.world,

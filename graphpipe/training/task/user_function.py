@@ -8,13 +8,15 @@ from importlib.util import module_from_spec, spec_from_file_location
 from inspect import isfunction, signature
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
 from graphpipe.errors import GraphPipeError, InvalidInput, nearest
 from graphpipe.graph import Graph
 from graphpipe.model.inputs import Inputs
+from graphpipe.model.without_data.construction import ModelBuilder
+from graphpipe.model.without_data.meta_model import without_data
 from graphpipe.user_frames import describe_error
 
 
@@ -89,12 +91,15 @@ def model_of(found: Any, word: str) -> UserModel:
     module, inputs, graph = (getattr(found, name, None) for name in ("module", "example_inputs", "graph"))
     if isinstance(found, tuple) and len(found) in {2, 3}:
         module, inputs, graph = (*found, None)[:3]
+        if callable(module) and not isinstance(module, nn.Module | type):
+            module = without_data(cast("ModelBuilder", module))
     if isinstance(module, nn.Module) and inputs is not None and isinstance(graph, Graph | None):
         return UserModel(module=module, example_inputs=inputs, graph=graph)
     raise InvalidInput(
         f"returned {type(found).__name__}, must return (module, example inputs)",
         where=f"'{word}'",
-        remedy="Return a tuple of an nn.Module and its example inputs. The graph of `capture` may be the third.",
+        remedy="Return a tuple of an nn.Module, or a function that builds it, and its example inputs. The graph of "
+        "`capture` may be the third.",
     )
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from run_inference import answer, model, plan, requests
+from run_inference import answer, answer_from, model, plan, requests
 from run_ranks import run_ranks, values
+from safetensors.torch import save_file
 from torch import Tensor
 
 import graphpipe as gp
@@ -37,6 +38,17 @@ def test_answers_are_the_models_bitwise(ranks: int, tmp_path: Path) -> None:
     for (outputs, failed), right in zip(answers, expected(requests(SIZES)), strict=True):
         assert not failed
         assert torch.equal(outputs, right)
+
+
+def test_each_rank_reads_the_weights_of_its_own_stages(tmp_path: Path) -> None:
+    save_file(model().state_dict(), tmp_path / "given.safetensors")
+    found = values(run_ranks(answer_from, 2, tmp_path / "ranks", SIZES, 2, str(tmp_path / "given.safetensors")))
+    for outputs, right in zip(found[1][0], expected(requests(SIZES)), strict=True):
+        assert torch.equal(outputs, right)
+    assert [held for _, held in found] == [
+        ["0.layer.weight", "0.layer.bias", "1.1.weight", "1.1.bias"],
+        ["2.weight", "2.bias", "3.weight", "3.bias"],
+    ]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import graphpipe as gp
+from graphpipe.model.without_data.meta_model import without_data
 from graphpipe.run.inference.inference_pipeline import InferencePipeline
 
 BAD = -7.0
@@ -70,3 +71,13 @@ def answer(sizes: Sequence[int], devices: int, marked: Sequence[tuple[int, int]]
             assert found == [None] * len(given)
             return None
     return [[each.outputs, [(it.sample, it.reason) for it in each.failed]] for each in found if each is not None]
+
+
+def answer_from(sizes: Sequence[int], devices: int, weights: str) -> tuple[list[Tensor], list[str]]:
+    """Answer with a model without data and the weights of a file; return the answers and what this rank held."""
+    options = gp.PipelineOptions(initial_weights=gp.Weights.read(weights))
+    built = without_data(model)
+    with InferencePipeline(plan(built, devices), built, options=options) as pipeline:
+        found = [each.outputs for each in pipeline.map(requests(sizes)) if each is not None]
+    held = [name for name, each in built.named_parameters() if not each.is_meta]
+    return [each for each in found if each is not None], held
