@@ -14,9 +14,13 @@ from graphpipe.graph import Graph
 
 Array = NDArray[np.float64]
 Found = TypeVar("Found")
-State = Literal["whole", "optimizer", "all"]
+State = Literal["whole", "optimizer", "all", "layers"]
 """What the replicas of a stage shard: nothing, the optimizer's state (ZeRO-1), or, between steps, also the weights and
-gradients (FSDP2). Parameters that other stages hold too stay whole."""
+gradients (FSDP2). With `layers` these are whole only while a layer computes. Parameters that other stages hold too stay
+whole."""
+GATHERED_LAYERS = 4
+"""What a replica holds of the largest layer while layers are gathered one by one: its weights and those of the next
+one, its gradients, and the buffer of one exchange, each as large as its weights."""
 
 
 # No slots: arrays and sums are cached.
@@ -102,10 +106,12 @@ class OpBytes:
         slots = self.slots_per_byte * self.trainable
         if state == "optimizer":
             return self.state - slots * (1 - 1 / degree)
+        if state == "layers":  # without the layers that compute
+            return (self.parameters + self.trainable + slots) / degree
         return 2 * self.parameters + (self.parameters + slots) / degree
 
     def least_held(self, degree: int) -> Array:
-        """Return `least_state` on each of `degree` replicas, if they shard as much as any `State` does."""
+        """Return `least_state` on each of `degree` replicas, if they shard as much as planners choose."""
         return self.least_state - self.slots_per_byte * self.least_trainable * (1 - 1 / degree)
 
     @cached_property

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from heapq import heapreplace
 
-from graphpipe.costs.op_bytes import OpBytes, State
+from graphpipe.costs.op_bytes import GATHERED_LAYERS, OpBytes, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,9 @@ class ParameterBytes:
         """Return the bytes of parameters, gradients and optimizer state on the fullest replica of a stage.
 
         With `all`, every replica holds its shard and, during a step, the gathered weights. It also holds whole
-        gradients. Before the first task the buffer of the gather is in their place, as large as the weights.
+        gradients. Before the first task the buffer of the gather is in their place, as large as the weights. With
+        `layers`, it holds its shard of everything, and what the largest operator needs while it computes
+        (`GATHERED_LAYERS`).
 
         Args:
             ops: of the stage.
@@ -73,6 +75,9 @@ class ParameterBytes:
             return self.state(inside) - slots * (sharded - self.largest_share(inside, degree))
         sharded, weights = self.gradients(inside) - tied, self.weights(inside) - tied
         per_byte = self.op_bytes.table.state_bytes_per_parameter_byte
+        if state == "layers":
+            largest = float(self.op_bytes.parameters[self.op_bytes.positions(inside)].max())
+            return GATHERED_LAYERS * largest + (weights + (1 + slots) * sharded) / degree + tied * per_byte
         return 2 * weights + (weights + slots * sharded) / degree + tied * per_byte
 
     def updated(self, ops: Iterable[str], state: State, degree: int) -> float:

@@ -15,9 +15,7 @@ def seconds_per_sample(plan: Plan, stage: int) -> float:
     Counted are forward and backward of one micro-batch, its transfers (only the longest one if transfers overlap
     computation), and the gradient all-reduce and optimizer step spread over the mini-batch.
     """
-    costs, here = plan.cost_model, plan.stages[stage]
-    samples = here.micro_batch / here.degree
-    tasks = costs.tasks_seconds(here.ops, here.devices, samples, here.recompute)
+    here, tasks = plan.stages[stage], plan.tasks_seconds(stage)
     compute = max(task.forward + task.backward for task in tasks)
     transfers = _transfer_seconds(plan, stage)
     busy = max(compute, *transfers) if plan.cluster.overlap else compute + sum(transfers)
@@ -125,8 +123,7 @@ def task_bounds(plan: Plan, number: int) -> TaskBounds:
     stage = plan.stages[number]
 
     def bounds() -> TaskBounds:
-        samples = stage.micro_batch / stage.degree
-        tasks = plan.cost_model.tasks_seconds(stage.ops, stage.devices, samples, stage.recompute)
+        tasks = plan.tasks_seconds(number)
         return TaskBounds(
             forward=min(task.forward for task in tasks),
             backward=min(task.backward for task in tasks),
@@ -135,7 +132,7 @@ def task_bounds(plan: Plan, number: int) -> TaskBounds:
             both_without_weights=max(task.forward + task.input_gradient for task in tasks),
         )
 
-    key = ("tasks", stage.ops, stage.devices, stage.micro_batch, stage.recompute)
+    key = ("tasks", stage.ops, stage.devices, stage.micro_batch, stage.recompute, stage.state)
     return plan.cost_model.op_bytes.once(key, bounds)
 
 
@@ -179,11 +176,11 @@ def _least_seconds_of_devices(plan: Plan, arrivals: Sequence[float]) -> float:
     devices = plan.cluster.devices
     for number, stage in enumerate(plan.stages):
         summed, updated = plan.reduce_seconds(number), plan.optimizer_seconds(number)
-        samples, busy = stage.micro_batch / stage.degree, dict[str, float]()
+        busy = dict[str, float]()
         for device in stage.devices:
             kind = devices[device].type
             if kind not in busy:
-                task = plan.cost_model.task_seconds(stage.ops, device, samples, stage.recompute)
+                task = plan.task_seconds(number, device)
                 busy[kind] = plan.micro_batches(number) * (task.forward + task.backward) + updated
             begin[device] = min(begin.get(device, inf), arrivals[number])
             work[device] = work.get(device, 0.0) + busy[kind]

@@ -9,7 +9,7 @@ from pydantic import ConfigDict
 
 from graphpipe.cluster import Cluster
 from graphpipe.cluster.default_fields import without_default_fields
-from graphpipe.costs import CostModel, CostTable
+from graphpipe.costs import CostModel, CostTable, TaskSeconds
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.files.json_body import digest, from_body, to_body
 from graphpipe.files.json_document import read_document, write_document
@@ -143,6 +143,45 @@ class Plan:
         """Return the names of the parameters that a stage shares with other stages."""
         return frozenset(name for tied in self.tied_gradients if stage in tied.stages for name in tied.parameters)
 
+    def task_seconds(self, stage: int, device: int, loads: tuple[float, ...] | None = None) -> TaskSeconds:
+        """Return the seconds of a stage's tasks on one of its devices, with what replicas exchange inside them.
+
+        If the weights are gathered layer by layer, a forward gathers all of them, and a backward gathers them again and
+        sums the gradients. It takes the longer of computing and exchanging, or both if transfers occupy the devices.
+
+        Args:
+            stage: its position.
+            device: position in the cluster's devices.
+            loads: as for `CostModel.task_seconds`.
+        """
+        here = self.stages[stage]
+        seconds = self.cost_model.task_seconds(here.ops, device, here.micro_batch / here.degree, here.recompute, loads)
+        if here.state != "layers" or here.degree == 1:
+            return seconds
+        gather, reduce = self._exchange_seconds(stage)
+        again = 2 * gather if here.recompute == "full" else gather
+        forward, backward = self._beside(seconds.forward, gather), self._beside(seconds.backward, again + reduce)
+        return replace(seconds, forward=forward, input_gradient=backward - seconds.weight_gradient)
+
+    def tasks_seconds(self, stage: int) -> list[TaskSeconds]:
+        """Return `task_seconds` on each device type that occurs among the devices of a stage."""
+        devices = self.stages[stage].devices[: None if len(self.cluster.types) > 1 else 1]
+        kinds = {self.cluster.devices[device].type: device for device in devices}
+        return [self.task_seconds(stage, device) for device in kinds.values()]
+
+    def _beside(self, computing: float, exchanging: float) -> float:
+        return max(computing, exchanging) if self.cluster.overlap else computing + exchanging
+
+    def _exchange_seconds(self, stage: int) -> tuple[float, float]:
+        """Return the seconds in which replicas gather the weights of all layers, and sum their gradients."""
+        here, model = self.stages[stage], self.cost_model
+        weights = model.parameter_bytes.weights(here.ops) - model.parameter_bytes.tied(here.ops)
+        gather, reduce = (
+            model.all_gather_seconds(count, here.devices) + model.all_gather_work_seconds(count, here.devices)
+            for count in (weights, self.reduced_bytes(stage))
+        )
+        return gather, reduce
+
     def reduced_bytes(self, stage: int) -> float:
         """Return the bytes of gradients that the replicas of a stage sum: all except those of tied parameters."""
         return self.cost_model.parameter_bytes.gradients(self.stages[stage].ops, self.tied_parameters(stage))
@@ -150,16 +189,16 @@ class Plan:
     def reduce_seconds(self, stage: int) -> float:
         """Return the seconds in which the replicas of a stage sum their gradients: an all-reduce.
 
-        If they shard the gradients too, it is a reduce-scatter.
+        If they shard the gradients too, it is a reduce-scatter. If layers do so in every backward, nothing is left.
         """
-        here, count = self.stages[stage], self.reduced_bytes(stage)
+        here, count = self.stages[stage], self._reduced_at_end(stage)
         if here.state == "all":
             return self.cost_model.all_gather_seconds(count, here.devices)
         return self.cost_model.all_reduce_seconds(count, here.devices)
 
     def reduce_work_seconds(self, stage: int) -> float:
         """Return the seconds of work that the messages of this sum cost each replica, if devices handle messages."""
-        here, count = self.stages[stage], self.reduced_bytes(stage)
+        here, count = self.stages[stage], self._reduced_at_end(stage)
         if here.state == "all":
             return self.cost_model.all_gather_work_seconds(count, here.devices)
         return self.cost_model.all_reduce_work_seconds(count, here.devices)
@@ -172,6 +211,10 @@ class Plan:
     def gather_work_seconds(self, stage: int) -> float:
         """Return the seconds of work that the messages of this gather cost each replica, if devices handle messages."""
         return self.cost_model.all_gather_work_seconds(self._gathered_bytes(stage), self.stages[stage].devices)
+
+    def _reduced_at_end(self, stage: int) -> float:
+        here = self.stages[stage]
+        return 0.0 if here.state == "layers" and here.degree > 1 else self.reduced_bytes(stage)
 
     def _gathered_bytes(self, stage: int) -> float:
         here, held = self.stages[stage], self.cost_model.parameter_bytes

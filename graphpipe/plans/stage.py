@@ -74,7 +74,7 @@ class Stage:
     """Whether the backward may be split into two halves. `whole`: never. `auto`: if the schedule splits backwards."""
     state: State = "whole"
     """What the replicas shard. `whole`: nothing. `optimizer`: the optimizer's state (ZeRO-1). `all`: between steps also
-    weights and gradients (FSDP2)."""
+    weights and gradients (FSDP2). `layers`: in addition, these are gathered layer by layer during a step."""
     versions: int = 1
     """Most versions of the stage's weights that each device holds at once, the newest and predicted ones included."""
     regions: tuple[BackendRegion, ...] = ()

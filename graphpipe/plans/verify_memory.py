@@ -234,6 +234,9 @@ def _state_bytes(plan: PlanFields, stage: Stage) -> float:
         return factor * (tied + sum(own)) + frozen
     if stage.state == "all":  # a shard of everything, and the gathered weights twice or with whole gradients
         return factor * tied + (2 + 1 / replicas) * (frozen + sum(own)) + slots * sum(own) / replicas
+    if stage.state == "layers":  # a shard of everything, and two layers, gradients and a buffer of the largest one
+        largest = max(op.parameter_bytes for op in plan.graph.ops if op.name in inside)
+        return factor * tied + 4 * largest + (frozen + (2 + slots) * sum(own)) / replicas
     taken = [0.0] * replicas
     for count in sorted(own)[::-1]:
         taken[taken.index(min(taken))] += count

@@ -228,8 +228,7 @@ class Activities:
                 index = micro_batch % self.plan.micro_batches(stage)  # every mini-batch of a segment has these loads
                 rows = sample_range(self.plan.batch_size, it.micro_batch, it.degree, index, replica)
                 loads = self.loads.within(rows)
-            samples = it.micro_batch / it.degree
-            self._seconds[key] = self.plan.cost_model.task_seconds(it.ops, device, samples, it.recompute, loads)
+            self._seconds[key] = self.plan.task_seconds(stage, device, loads)
         return self._seconds[key]
 
     def _transfer(self, transfer: Transfer) -> None:

@@ -107,6 +107,5 @@ def _tasks_by_samples(plan: Plan, activities: Activities) -> dict[_Samples, list
 def _seconds_by_kind(plan: Plan, stage: int, kind_of_device: str, loads: tuple[float, ...]) -> dict[Kind, float]:
     here = plan.stages[stage]
     device = next(device for device in here.devices if plan.cluster.devices[device].type == kind_of_device)
-    samples = here.micro_batch / here.degree
-    seconds = plan.cost_model.task_seconds(here.ops, device, samples, here.recompute, loads)
+    seconds = plan.task_seconds(stage, device, loads)
     return {kind: seconds.of(kind, plan.costs.task_overhead_seconds) for kind in KINDS}

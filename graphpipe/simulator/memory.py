@@ -99,8 +99,9 @@ def _profiled_changes(plan: Plan, lowered: LoweredSchedule, device: int, spans: 
 
 def _gradient_bytes(plan: Plan, stage: int) -> float:
     # The table's state may be smaller than parameters and gradients together.
-    costs, ops = plan.cost_model.parameter_bytes, plan.stages[stage].ops
-    return min(costs.gradients(ops), max(0.0, costs.state(ops) - costs.weights(ops)))
+    costs, here = plan.cost_model.parameter_bytes, plan.stages[stage]
+    ops, shards = here.ops, here.degree if here.state == "layers" else 1
+    return min(costs.gradients(ops), max(0.0, costs.state(ops) - costs.weights(ops))) / shards
 
 
 def peak_of(changes: Iterable[Change]) -> float:

@@ -128,7 +128,7 @@ def _busy_seconds(plan: Plan, schedule: Schedule, stage: int) -> float:
     counts = Counter(task.kind for task in schedule.devices[here.devices[0]] if task.stage == stage)
     total = len(here.devices) * plan.optimizer_seconds(stage)
     for device in here.devices:
-        seconds = plan.cost_model.task_seconds(here.ops, device, here.micro_batch / here.degree, here.recompute)
+        seconds = plan.task_seconds(stage, device)
         total += sum(counts[kind] * seconds.of(kind, plan.costs.task_overhead_seconds) for kind in KINDS)
     return total
 

@@ -79,6 +79,8 @@ def test_what_replicas_hold_if_they_share_out_every_operator() -> None:
     assert each.held("optimizer", 4).tolist() == [55 - 24.75, 550 - 247.5, 1000, 50 - 22.5, 100_000 - 45_000]
     # Weights and gradients, and a quarter of weights and optimizer state.
     assert each.held("all", 4).tolist() == [33, 330, 2250, 30, 60_000]
+    # A quarter of everything.
+    assert each.held("layers", 4).tolist() == [13.75, 137.5, 250, 12.5, 25_000]
     assert each.held("all", 3).tolist() == pytest.approx(
         [22 + 44 / 3, 220 + 440 / 3, 2000 + 1000 / 3, 20 + 40 / 3, 200_000 / 3]
     )

@@ -61,6 +61,9 @@ def test_inference_has_weights_only() -> None:
         # Twice the weights, a quarter of weights and optimizer state; all of the tied parameter.
         ("ace", "all", 4, 2 * 21_001 + (21_001 + 3 * 20_001) / 4 + 5 * 10, 10 + 20_001 / 4),
         ("ace", "all", 3, 2 * 21_001 + (21_001 + 3 * 20_001) / 3 + 5 * 10, 10 + 20_001 / 3),
+        # Four times the largest operator, and a quarter of weights, gradients and optimizer state.
+        ("ace", "layers", 4, 4 * 20_000 + (21_001 + 4 * 20_001) / 4 + 5 * 10, 10 + 20_001 / 4),
+        ("ace", "layers", 1, 5 * 20_011 + 1000, 20_011),
     ],
 )
 def test_what_the_fullest_replica_holds_and_updates(

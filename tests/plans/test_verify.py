@@ -457,7 +457,7 @@ def test_verifier_and_cost_model_count_the_same_under_any_sharding(seed: int) ->
             ops=ops,
             devices=tuple(range(rng.choice([1, 2, 4]))),
             micro_batch=4,
-            state=rng.choice(["whole", "optimizer", "all"]),
+            state=rng.choice(["whole", "optimizer", "all", "layers"]),
         )
         for ops in (names[:cut], names[cut:])
         if ops
@@ -504,6 +504,8 @@ def _with_shared(problem: Problem, rng: random.Random) -> Problem:
         ("optimizer", 2 * 18.0 + 2 * 7.0),
         # The gathered weights and their gradients, and a third of the weights and of the optimizer's state.
         ("all", 2 * 18.0 + (1 + 2) * 18.0 / 3),
+        # A third of everything, and four times the largest operator.
+        ("layers", 4 * 5.0 + (1 + 1 + 2) * 18.0 / 3),
     ],
 )
 def test_memory_of_sharded_state_by_hand(state: State, need: float) -> None:

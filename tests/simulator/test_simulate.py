@@ -397,6 +397,17 @@ def test_replicas_that_shard_everything_gather_the_weights_before_the_first_task
     assert step_seconds(plan) == simulate(plan).step_seconds
 
 
+@pytest.mark.parametrize(("overlap", "tasks"), [(True, 4 + 8), (False, 2 + 4 + 4 + 8)])
+def test_layers_gather_their_weights_in_every_task(overlap: bool, tasks: float):
+    plan = sharded("layers")
+    plan = replace(plan, cluster=replace(plan.cluster, overlap=overlap))
+    # All-gathers of 4 seconds in the forward and the backward, and a reduce-scatter in the backward.
+    assert simulate(plan).step_seconds == tasks + 0.5 * 4
+    # Shards of everything; of the larger operator two layers, gradients and a buffer.
+    assert simulate(plan).peak_bytes == (4 * 6 + (8 + 8 + 16) / 2,) * 2
+    assert step_seconds(plan) == simulate(plan).step_seconds
+
+
 def test_the_gather_of_a_late_stage_hides_behind_the_stages_before_it():
     parts = [Part(micro_batch=2, forward=4), Part(micro_batch=2, degree=2, parameter_bytes=8, state="all")]
     plan = make_plan(parts, batch_size=2)

@@ -132,7 +132,7 @@ def plans(
             saved_bytes=draw(st.sampled_from([0.0, 3.0])),
             recompute=(recompute := draw(st.sampled_from(["none", "none", "full", (f"s{number}",)]))),
             offloads=offloads and recompute == "none" and draw(st.booleans()),
-            state=draw(st.sampled_from(["whole", "whole", "optimizer", "all"])),
+            state=draw(st.sampled_from(["whole", "whole", "optimizer", "all", "layers"])),
         )
         parts.append(part)
     used = {device for group in place(parts) for device in group}

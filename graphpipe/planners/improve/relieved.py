@@ -88,7 +88,7 @@ def _fitted(plan: Plan, share: float, most_seconds: float, way: _Way) -> Plan | 
             plan=plan,
             stage=replace(stage, offload_to=place.devices),
             window_seconds=window,
-            offloads=way != "nowhere" and stage.state != "all",
+            offloads=way != "nowhere" and stage.state not in ("all", "layers"),
             most_offloaded=place.bytes,
             most_seconds=_room_seconds(plan, at, most_seconds),
         )

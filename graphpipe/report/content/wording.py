@@ -75,7 +75,7 @@ def recomputed_names(recompute: Recompute) -> str:
 
 
 def sharded_name(state: State) -> str:
-    """Return what the replicas of a stage shard: `-`, `optimizer` or `all`."""
+    """Return what the replicas of a stage shard: `-`, `optimizer`, `all` or `layers`."""
     return "-" if state == "whole" else state
 
 

@@ -56,6 +56,10 @@ def stage_bytes(plan: Plan, stage: int, predicted: Trace | None = None) -> Stage
     weights = model.parameter_bytes.weights(it.ops)
     weights *= 1 + 1 / it.degree if it.state == "all" and it.degree > 1 else 1  # a shard, and the gathered weights
     trainable = model.parameter_bytes.gradients(it.ops)
+    if it.state == "layers" and it.degree > 1:  # shards, and what is gathered counts as weights
+        slots = model.op_bytes.slots_per_byte * trainable / it.degree
+        trainable /= it.degree
+        weights = max(0.0, stage_memory(model, it).state - slots - trainable)
     memory = stage_memory(model, it)
     beside = max(0.0, memory.state - weights)
     samples = it.in_flight / it.degree if predicted is None else most_samples(plan, stage, predicted)

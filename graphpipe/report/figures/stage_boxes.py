@@ -53,9 +53,7 @@ def stage_lines(plan: Plan, number: int) -> list[str]:
     stage = plan.stages[number]
     devices = "1 device" if stage.degree == 1 else f"{stage.degree} devices"
     samples = f"{stage.degree} × {stage.micro_batch // stage.degree}" if stage.degree > 1 else str(stage.micro_batch)
-    seconds = plan.cost_model.task_seconds(
-        stage.ops, stage.devices[0], stage.micro_batch / stage.degree, stage.recompute
-    )
+    seconds = plan.task_seconds(number, stage.devices[0])
     again = [] if stage.recompute == "none" else ["recomputes" + (" all" if stage.recompute == "full" else "")]
     again += ["offloads"] if stage.offload else []
     shards = [] if stage.state == "whole" else [f"shards {stage.state}"]

@@ -75,8 +75,7 @@ def _origin(subject: Subject) -> str:
 
 def _stage_row(plan: Plan, number: int) -> list[str]:
     stage = plan.stages[number]
-    samples = stage.micro_batch / stage.degree
-    seconds = plan.cost_model.task_seconds(stage.ops, stage.devices[0], samples, stage.recompute)
+    seconds = plan.task_seconds(number, stage.devices[0])
     feeds = [edge for edge in plan.edges if edge.source == number]
     sent = [f"{plan.stages[edge.target].name} ({format_bytes(edge.bytes_per_sample)})" for edge in feeds]
     counts = [len(stage.ops), stage.degree, stage.micro_batch, stage.in_flight]

@@ -61,8 +61,7 @@ def plan_table(plan: Plan, prediction: Prediction) -> FittingTable:
 
 def _row(plan: Plan, number: int, prediction: Prediction) -> list[str]:
     stage = plan.stages[number]
-    samples = stage.micro_batch / stage.degree
-    tasks = plan.cost_model.task_seconds(stage.ops, stage.devices[0], samples, stage.recompute)
+    tasks = plan.task_seconds(number, stage.devices[0])
     row = [
         stage.name,
         abbreviate(stage.ops),

@@ -63,8 +63,11 @@ class StageReplicaRun:
     def do(self, task: StageTask, rows: SampleRange, batch: MiniBatch) -> None:
         """Run a task on the given samples, and keep the values that it has to send."""
         self.outgoing = {}  # frees the last task's values, because messages keep what they still send
-        weights = self.replica.weights
-        if weights is None or not batch.training:
+        weights, sync = self.replica.weights, self.replica.sync
+        if sync.traits.exchanges_in_tasks:
+            with sync.in_task():
+                self._do(task, rows, batch)
+        elif weights is None or not batch.training:
             self._do(task, rows, batch)
         else:
             with weights.reading(task):

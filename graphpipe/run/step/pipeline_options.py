@@ -32,7 +32,7 @@ class PipelineOptions:
 
     initial_weights: WeightSource | None = None
     """Where the weights of this rank's stages come from (see `gp.Weights`). None: from the model, and those that are on
-    the meta device from its submodules' own `reset_parameters`, seeded by `seed` and the name of each parameter."""
+    the meta device as `gp.Weights.init()` makes them, seeded by `seed` and the name of each parameter."""
     lr_scheduler: SchedulerFactory | None = None
     """Builds a learning-rate schedule for an optimizer; stepped once per step. ReduceLROnPlateau is stepped by
     `evaluated(value)` of each of `Pipeline.state.optimizers`, on all ranks alike."""
@@ -41,7 +41,7 @@ class PipelineOptions:
     engine: str = DEFAULT_SYNC
     """Name of the replica synchronisation, which sums gradients over the replicas of a stage (see
     `graphpipe.run.weights.registry`). If it shards parameters, all ranks must call `Pipeline.gradients`. Stages that
-    shard everything by the plan (`Stage.state`) take `fsdp2`, unless this one shards parameters too."""
+    shard everything by the plan (`Stage.state`) take `fsdp2` or `fsdp2-layers`, unless this one does as much."""
     shard_optimizer: bool = False
     """Shard the optimizer's state over the replicas of every stage (ZeRO-1). False leaves it to the plan."""
     captured: Captured | None = None

@@ -53,6 +53,8 @@ def check_schedule(
         traits, stages = find_sync(name).traits, {stage for stage in spread if names[stage] == name}
         if not traits.split_backward:
             _check_whole_backwards(name, plan, sorted(stages & {*split}))
+        if traits.exchanges_in_tasks:
+            _check_tasks(name, plan, stages, placement)
         if traits.reduces_in_backward:
             _check_progress(name, plan, stages, lowered)
 
@@ -71,6 +73,19 @@ def _check_whole_backwards(name: str, plan: Plan, split: list[int]) -> None:
             where=f"engine '{name}'",
             remedy=f"Choose {choices(lambda traits: traits.split_backward)}, or schedule {' or '.join(whole)}.",
         )
+
+
+def _check_tasks(name: str, plan: Plan, stages: set[int], placement: RankPlacement) -> None:
+    remedy = f"Choose {choices(lambda traits: not traits.exchanges_in_tasks)}."
+    for stage in sorted(stages):
+        here = plan.stages[stage]
+        shared = [rank for rank in placement.ranks(stage) if len(placement.slots(rank)) > 1]
+        if shared:
+            what = f"rank {shared[0]} hosts stage '{here.name}' and another one, and the engine exchanges in every task"
+            raise InvalidInput(what, where=f"engine '{name}'", remedy=remedy)
+        if here.offload or here.recompute not in ("none", "full"):
+            what = f"stage '{here.name}' recomputes or offloads some of its layers, which the engine cannot do"
+            raise InvalidInput(what, where=f"engine '{name}'", remedy=remedy)
 
 
 def _check_progress(name: str, plan: Plan, stages: set[int], lowered: LoweredSchedule) -> None:

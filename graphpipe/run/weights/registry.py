@@ -9,10 +9,11 @@ point is also found in the processes that `graphpipe train` starts:
 
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.plugins import load_plugins
+from graphpipe.run.weights.fsdp.sync_fsdp2 import Fsdp2
+from graphpipe.run.weights.fsdp.sync_fsdp2_layers import Fsdp2Layers
 from graphpipe.run.weights.replica_sync import ReplicaSync
 from graphpipe.run.weights.sync_allreduce import AllReduce
 from graphpipe.run.weights.sync_ddp import Ddp
-from graphpipe.run.weights.sync_fsdp2 import Fsdp2
 
 DEFAULT_SYNC = "allreduce"
 ENTRY_POINTS = "graphpipe.replica_syncs"
@@ -22,6 +23,7 @@ REPLICA_SYNCS: dict[str, type[ReplicaSync]] = {
     DEFAULT_SYNC: AllReduce,
     "ddp": Ddp,
     "fsdp2": Fsdp2,
+    "fsdp2-layers": Fsdp2Layers,
 }
 
 

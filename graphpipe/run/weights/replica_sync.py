@@ -30,6 +30,8 @@ class SyncTraits:
     """It works where a backward is split into an input half and a weight half (zero-bubble schedules)."""
     reduces_in_backward: bool = False
     """Ranks wait for each other inside the last backward of a mini-batch, not in `reduce`."""
+    exchanges_in_tasks: bool = False
+    """Ranks wait for each other inside every forward and backward, so they must all run the same tasks in one order."""
     overlaps_mini_batches: bool = False
     """It works where mini-batches follow each other without a flush: `reduce` is called after the last backward of each
     mini-batch, while forwards of the next one have run, and `begin` and `end` only around several mini-batches."""
@@ -83,6 +85,14 @@ class ReplicaSync(ABC):
     def begin(self) -> None:
         """Prepare the weights for a mini-batch."""
         return
+
+    def begin_evaluation(self) -> None:
+        """Prepare the weights for an evaluation, in which replicas may run different numbers of forwards."""
+        self.begin()
+
+    def in_task(self) -> AbstractContextManager[None]:
+        """Return a context for every task, if the synchronisation `exchanges_in_tasks`."""
+        return nullcontext()
 
     def last_backward(self, roots: Sequence[Tensor]) -> AbstractContextManager[None]:
         """Return a context for the last backward of a mini-batch.

@@ -1,6 +1,8 @@
 """How the replicas of each stage synchronise: the options of the pipeline, and what the plan shards."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from graphpipe.costs import State
 from graphpipe.errors import InvalidInput
@@ -8,7 +10,8 @@ from graphpipe.plans import Plan, Stage
 from graphpipe.run.weights.check_sync import choices
 from graphpipe.run.weights.registry import find_sync
 
-_SHARDS_ALL = "fsdp2"
+_SHARDING: Mapping[State, str] = MappingProxyType({"all": "fsdp2", "layers": "fsdp2-layers"})
+"""The synchronisation of a stage whose replicas shard everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +41,14 @@ class StageSyncs:
 
 
 def _name(engine: str, state: State) -> str:
-    return _SHARDS_ALL if state == "all" and not find_sync(engine).traits.shards_parameters else engine
+    if state == "all" and find_sync(engine).traits.shards_parameters:
+        return engine
+    return _SHARDING.get(state, engine)
 
 
 def _check(stage: Stage, engine: str, *, shard_optimizer: bool) -> None:
     where = f"stage '{stage.name}'"
-    if stage.state == "all" and shard_optimizer:
+    if stage.state in _SHARDING and shard_optimizer:
         raise InvalidInput(
             "the plan shards its weights, gradients and optimizer state, and shard_optimizer is true",
             where=where,

@@ -53,7 +53,7 @@ def run_step(
         PeerLost, PeerStalled: another rank is gone.
     """
     for sync in worker.syncs.values():
-        sync.begin()
+        sync.begin() if batches.mini_batches[0].training else sync.begin_evaluation()
     schedule = worker.resolve(lowered, batches)
     runs = {key: worker.new_run(replica, loss_fn) for key, replica in worker.replicas.items()}
     transfers = Transfers(worker=worker, batches=batches, runs=runs)

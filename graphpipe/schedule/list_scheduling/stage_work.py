@@ -68,9 +68,7 @@ def work_of_stages(plan: Plan) -> list[StageWork]:
 
 
 def _own_work(plan: Plan, number: int, needed: int) -> StageWork:
-    stage, costs = plan.stages[number], plan.cost_model
-    samples = stage.micro_batch / stage.degree
-    tasks = costs.tasks_seconds(stage.ops, stage.devices, samples, stage.recompute)
+    stage, tasks = plan.stages[number], plan.tasks_seconds(number)
     weight = max(task.weight_half for task in tasks) if _splits(plan, number) else 0.0
     count = plan.micro_batches(number)
     room = min(count, stage.in_flight // stage.micro_batch)

@@ -92,9 +92,7 @@ class Period:
         return [known[key] for key in keys]
 
     def _task_seconds(self, number: int, device: int) -> tuple[float, ...]:
-        stage = self.plan.stages[number]
-        samples = stage.micro_batch / stage.degree
-        seconds = self.plan.cost_model.task_seconds(stage.ops, device, samples, stage.recompute)
+        seconds = self.plan.task_seconds(number, device)
         return tuple(seconds.of(kind, self.plan.costs.task_overhead_seconds) for kind in KINDS)
 
     @cached_property

@@ -97,5 +97,4 @@ def predicted_compute_seconds(plan: Plan, layout: RankLayout) -> float:
 
 def _stage_seconds(plan: Plan, stage: int) -> float:
     here = plan.stages[stage]
-    tasks = plan.cost_model.tasks_seconds(here.ops, here.devices, here.micro_batch / here.degree, here.recompute)
-    return max(task.forward + task.backward for task in tasks) * plan.batch_size / here.micro_batch
+    return max(task.forward + task.backward for task in plan.tasks_seconds(stage)) * plan.batch_size / here.micro_batch

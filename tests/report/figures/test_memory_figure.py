@@ -104,6 +104,7 @@ def test_sharded_state_is_smaller() -> None:
     assert parts("whole") == (64.0, 64.0, 128.0)
     assert parts("optimizer") == (64.0, 64.0, 128.0)  # one operator, which one of the replicas updates
     assert parts("all") == (64.0 + 32.0, 64.0, 64.0)
+    assert parts("layers") == (32.0 + 4 * 64.0, 32.0, 64.0)  # one operator, which is the largest layer
 
 
 def test_temporaries_are_a_part_if_they_were_profiled() -> None:

@@ -11,6 +11,7 @@ from builders import crossed
 from run_checkpoints import STEPS
 from run_ranks import run_ranks, values
 from run_replica_syncs import (
+    BY_LAYER,
     SYNCS,
     differ,
     reduce_some,
@@ -65,6 +66,19 @@ def test_every_synchronisation_trains_like_the_unpartitioned_model(cut: str, tmp
             assert_alike(outcome[label], expected)
             seen |= outcome[label]["gradients"].keys()
         assert seen == expected["gradients"].keys(), label
+
+
+@pytest.mark.parametrize(
+    ("cut", "schedules", "options"),
+    [("replicas", ["1f1b"], {}), ("both", ["1f1b", "gpipe"], {}), ("four", ["1f1b"], {"recompute": True})],
+)
+def test_weights_gathered_layer_by_layer_train_like_the_unpartitioned_model(
+    cut: str, schedules: list[str], options: dict[str, Any], tmp_path: Path
+) -> None:
+    expected = train_unpartitioned()
+    for outcome in values(run_ranks(train_all, 4, tmp_path, cut, [*BY_LAYER], schedules, options, seconds=100)):
+        for found in outcome.values():
+            assert_alike(found, expected)
 
 
 def test_recomputation_and_split_backwards_do_not_change_results(tmp_path: Path) -> None:
@@ -191,6 +205,10 @@ def test_ranks_with_different_options_do_not_start(tmp_path: Path) -> None:
             {"shard_optimizer": True, "states": ("whole", "all")},
             "stage 'left+right': the plan shards its weights, gradients and optimizer state, and shard_optimizer is",
         ),
+        (
+            {"shard_optimizer": True, "states": ("whole", "layers")},
+            "stage 'left+right': the plan shards its weights, gradients and optimizer state, and shard_optimizer is",
+        ),
         ({"precision": "bf32"}, "precision: unknown precision 'bf32'. Did you mean"),
     ],
 )
@@ -206,4 +224,6 @@ def test_ddp_is_refused_where_its_sums_would_wait_for_ever() -> None:
         check_schedule(("ddp",) * len(plan.stages), plan, (), placement, lowered)
     for engine in ("allreduce", "fsdp2"):
         check_schedule((engine,) * len(plan.stages), plan, (), placement, lowered)
+    with pytest.raises(InvalidInput, match=r"rank \d hosts stage 's\d' and another one, and the engine exchanges in"):
+        check_schedule(("fsdp2-layers",) * len(plan.stages), plan, (), placement, lowered)
     check_schedule(("ddp",) * len(plan.stages), plan, (), RankPlacement.of(plan, 1), lowered)

@@ -42,6 +42,8 @@ SYNCS: dict[str, dict[str, Any]] = {
     "planned": {"states": ("optimizer", "all")},
 }
 """Options of a pipeline. `states` are of the plan's stages, in turn."""
+BY_LAYER: dict[str, dict[str, Any]] = {"fsdp2-layers": {"engine": "fsdp2-layers"}}
+"""The same for a synchronisation that cannot be combined with everything."""
 
 
 class Tempered(nn.Module):
@@ -91,7 +93,7 @@ def pipeline_of(
     plan = in_halves(_plan(cut, norm), schedule)
     if recompute:
         plan = replace(plan, stages=tuple(replace(stage, recompute="full") for stage in plan.stages))
-    given: dict[str, Any] = {"clip_norm": 0.5, "captured": captured_of(plan)} | SYNCS[kind] | options
+    given: dict[str, Any] = {"clip_norm": 0.5, "captured": captured_of(plan)} | (SYNCS | BY_LAYER)[kind] | options
     plan = with_states(plan, given.pop("states", ()))
     loss_fn, optimizer = given.pop("loss_fn", cross_entropy), given.pop("optimizer", two_groups)
     return Pipeline(plan, model, loss_fn, optimizer, options=PipelineOptions(**given)), model
