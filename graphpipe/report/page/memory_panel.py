@@ -4,6 +4,7 @@ from graphpipe.planners.improve.memory_curve import memory_curve
 from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import needed_bytes
 from graphpipe.report.content.memory_choices import choice_lines, memory_choices
+from graphpipe.report.content.phase_memory import phase_memory
 from graphpipe.report.content.subject import Subject
 from graphpipe.report.figures.memory_figure import memory_curve_figure
 from graphpipe.report.page.html_page import figure, note, table
@@ -11,9 +12,11 @@ from graphpipe.report.page.panel import Panel
 from graphpipe.report.tables.memory_curve_table import HEADINGS, curve_rows
 from graphpipe.simulator import step_seconds
 from graphpipe.simulator.critical_path import overlaps
+from graphpipe.units import format_bytes
 
 _FULL = 0.5
 """Share of a device above which its memory matters."""
+_PHASES = ("stage", "at start", "in a step", "while saving", "saving in the background")
 _MOST_OPS = 256
 """Operators up to which the curve is drawn."""
 
@@ -24,6 +27,8 @@ def _choices(subject: Subject) -> str | None:
         return None
     choices = memory_choices(plan)
     text = "".join(note(line) for line in choice_lines(choices)) if choices else ""
+    if _matters(plan):
+        text += table("Memory of a replica by phase", _PHASES, _phase_rows(plan))
     if _matters(plan) and len(plan.graph.ops) <= _MOST_OPS and overlaps(plan.cluster):
         points = memory_curve(plan, step_seconds)
         least = min(plan.cluster.type_of(device).memory_bytes for device in plan.used_devices)
@@ -32,6 +37,13 @@ def _choices(subject: Subject) -> str | None:
             text += figure("memory-curve", words, memory_curve_figure(points, least))
             text += table("Memory against step time", HEADINGS, curve_rows(points))
     return text or None
+
+
+def _phase_rows(plan: Plan) -> list[list[str]]:
+    return [
+        [it.stage, *(format_bytes(count) for count in (it.starting, it.training, it.saving, it.copying))]
+        for it in phase_memory(plan)
+    ]
 
 
 def _matters(plan: Plan) -> bool:
