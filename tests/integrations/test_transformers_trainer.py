@@ -16,6 +16,7 @@ from run_ranks import run_ranks, values
 from run_trainers import MODELS, Samples, arguments, gpt2, result_of, train_on_ranks, trainer, two_stages
 from safetensors.torch import load_file
 from transformers import Trainer
+from transformers.models.clip.modeling_clip import image_text_contrastive_loss
 
 from graphpipe.errors import InvalidInput, NonFiniteLoss
 from graphpipe.integrations.transformers import PipelineTrainer
@@ -158,6 +159,25 @@ def test_the_trainers_own_loss_gets_the_pipelines_outputs(kind: str, tmp_path: P
     assert_same(logs[1], logs[0])
 
 
+class Contrastive:
+    """CLIP's loss compares all samples."""
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        outputs = model(**inputs)
+        loss = image_text_contrastive_loss(outputs.logits_per_text)
+        return (loss, outputs) if return_outputs else loss
+
+
+class ContrastiveTrainer(Contrastive, Trainer):
+    """In one process."""
+
+
+class ContrastivePipelineTrainer(Contrastive, PipelineTrainer):
+    """On a pipeline."""
+
+
 def test_a_loss_of_all_samples_needs_whole_mini_batches(tmp_path: Path) -> None:
     layers: dict[str, Any] = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16}
     config = transformers.CLIPConfig(
@@ -168,10 +188,11 @@ def test_a_loss_of_all_samples_needs_whole_mini_batches(tmp_path: Path) -> None:
 
     def collate(samples: list[dict[str, Tensor]]) -> dict[str, Any]:
         names = ("input_ids", "attention_mask", "pixel_values")
-        return {**{name: torch.stack([each[name] for each in samples]) for name in names}, "return_loss": True}
+        return {name: torch.stack([each[name] for each in samples]) for name in names}
 
     losses = []
-    for kind, drops in ((Trainer, True), (PipelineTrainer, True), (PipelineTrainer, False)):
+    pipelined = ContrastivePipelineTrainer
+    for kind, drops in ((ContrastiveTrainer, True), (pipelined, True), (pipelined, False)):
         torch.manual_seed(0)
         trained = kind(
             model=transformers.CLIPModel(config),
@@ -187,6 +208,7 @@ def test_a_loss_of_all_samples_needs_whole_mini_batches(tmp_path: Path) -> None:
                 trained.train()
             assert trained.state.global_step == 0
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert len(losses[0]) == 2
 
 
 def test_a_loss_that_is_not_finite_changes_no_weight(tmp_path: Path) -> None:
@@ -198,6 +220,19 @@ def test_a_loss_that_is_not_finite_changes_no_weight(tmp_path: Path) -> None:
     with pytest.raises(NonFiniteLoss):
         trained.train()
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+
+
+def test_it_plans_by_itself_and_trains_in_bfloat16(tmp_path: Path) -> None:
+    losses = []
+    for kind in (Trainer, PipelineTrainer):
+        args = arguments(tmp_path, bf16=True, max_steps=2, activation_checkpointing=True)
+        trained = kind(model=gpt2(), args=args, train_dataset=Samples(16), eval_dataset=Samples(4))
+        before = trained.evaluate()["eval_loss"]
+        trained.train()
+        losses.append([before, *(entry["loss"] for entry in trained.state.log_history if "loss" in entry)])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2)
+    assert trained.plan.cluster.name == "local:1"
+    assert trained.model.transformer.h[0].attn.c_attn.weight.dtype == torch.float32
 
 
 def test_every_model_of_these_tests_is_trained_by_both() -> None:

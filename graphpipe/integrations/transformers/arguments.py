@@ -12,6 +12,7 @@ from typing import Any
 from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
 from graphpipe.errors import InvalidInput
+from graphpipe.graph import Precision
 
 _SHARDS = "The plan decides which rank holds what. Give PipelineTrainer a `plan` or a `cluster` instead."
 _NO_DDP = "No model is wrapped: the plan's replicas sum their gradients."
@@ -41,6 +42,8 @@ REFUSED: Mapping[str, str] = {
     "sortish_sampler": "Take train_sampling_strategy='group_by_length'.",
 }
 """Fields that must be at their defaults, and what to do instead."""
+PRECISIONS: Mapping[str, Precision] = {"no": "fp32", "bf16": "bf16"}
+"""The precision of the pipeline, by `TrainingArguments.mixed_precision`."""
 VALUES: Mapping[str, tuple[frozenset[str], str]] = {
     "optim": (frozenset({"adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adagrad", "rmsprop"}), _OWN_UPDATE),
     "train_sampling_strategy": (
@@ -96,6 +99,8 @@ def check_arguments(args: TrainingArguments) -> None:
         elif value != getattr(defaults, name, None):
             remedy = REFUSED.get(name, "Leave it at its default: this version of GraphPipe does not know the field.")
             raise _not_honoured(name, value, remedy)
+    if args.mixed_precision not in PRECISIONS:  # accelerate's configuration may ask for it
+        raise _not_honoured("mixed_precision", args.mixed_precision, REFUSED["fp16"])
     config: Any = args.accelerator_config
     for name in ("split_batches", "dispatch_batches", "gradient_accumulation_kwargs"):
         if value := getattr(config, name, None):

@@ -13,9 +13,10 @@ from transformers.trainer_utils import has_length
 
 from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable
+from graphpipe.errors import InvalidInput
 from graphpipe.integrations.gradient_pipeline import GradientPipeline, check_fills
 from graphpipe.integrations.plan_choice import PlanChoice, PlanFunction
-from graphpipe.integrations.transformers.arguments import check_arguments, of_one_step
+from graphpipe.integrations.transformers.arguments import PRECISIONS, check_arguments, of_one_step
 from graphpipe.integrations.transformers.model_stand_in import ModelStandIn
 from graphpipe.integrations.transformers.one_process import OneProcess
 from graphpipe.integrations.transformers.trained_model import TrainedModel
@@ -77,6 +78,9 @@ class PipelineTrainer(Trainer):
     def create_accelerator_and_postprocess(self) -> None:
         """Let accelerate see one process."""
         super().create_accelerator_and_postprocess()
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            what = "asks for FSDP or DeepSpeed, and the plan decides which rank holds what"
+            raise InvalidInput(what, where="accelerate's configuration", remedy="Start the script with torchrun.")
         self.accelerator = OneProcess.of(self.accelerator)
         self.gather_function = self.accelerator.gather_for_metrics
 
@@ -141,7 +145,7 @@ class PipelineTrainer(Trainer):
 
     def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> Any:
         """Return the precision of what runs outside the pipeline: evaluations of the whole model."""
-        if self._gradients is not None or not self.args.bf16:
+        if self._gradients is not None or self.args.mixed_precision == "no":
             return nullcontext()
         return torch.autocast(self.args.device.type, torch.bfloat16, cache_enabled=cache_enabled)
 
@@ -159,7 +163,7 @@ class PipelineTrainer(Trainer):
                 None if own and self.label_smoother is None else self._loss_of_outputs,
                 labels=self.label_names,
                 outputs=self._outputs,
-                precision="bf16" if self.args.bf16 else "fp32",
+                precision=PRECISIONS[self.args.mixed_precision],
                 takes_items=self.model_accepts_loss_kwargs,
             )
             self._gradients = self.accelerator.gradients = self._pipeline(self._trained)
@@ -170,7 +174,7 @@ class PipelineTrainer(Trainer):
         options = PipelineOptions(
             captured=trained.captured.captured,
             device="cpu" if self.args.device.type == "cpu" else None,
-            precision="bf16" if self.args.bf16 else "fp32",
+            precision=PRECISIONS[self.args.mixed_precision],
             seed=self.args.seed,
             timeout_seconds=self.args.ddp_timeout,
         )

@@ -96,7 +96,7 @@ def _keeps_rows(node: fx.Node) -> bool:
     name = _name(node)
     if name == "masked_select":
         return all(user.target is CTC and user.args[1] is node for user in node.users)
-    if name in COUNTING:
+    if name in COUNTING or name == "cat":  # as of the labels of prompts and of texts
         return _along_others(node)
     return (
         name in ELEMENTWISE or torch.Tag.pointwise in getattr(node.target, "tags", ()) or reads_no_values(node.target)
@@ -106,6 +106,7 @@ def _keeps_rows(node: fx.Node) -> bool:
 def _along_others(node: fx.Node) -> bool:
     # Whether an operator works along one dimension that is not samples.
     read = node.args[0]
+    read = read[0] if isinstance(read, list) else read
     meta = read.meta if isinstance(read, fx.Node) else {}
     dim: Any = argument(node, 1, "dim", None)
     dim = dim[0] if isinstance(dim, list) and len(dim) == 1 else dim  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
