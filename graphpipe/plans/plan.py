@@ -161,7 +161,8 @@ class Plan:
         gather, reduce = self._exchange_seconds(stage)
         again = 2 * gather if here.recompute == "full" else gather
         forward, backward = self._beside(seconds.forward, gather), self._beside(seconds.backward, again + reduce)
-        return replace(seconds, forward=forward, input_gradient=backward - seconds.weight_gradient)
+        inputs = backward - seconds.weight_gradient
+        return replace(seconds, forward=forward, input_gradient=inputs, input_half=max(inputs, seconds.input_half))
 
     def tasks_seconds(self, stage: int) -> list[TaskSeconds]:
         """Return `task_seconds` on each device type that occurs among the devices of a stage."""

@@ -223,7 +223,8 @@ def test_a_loss_that_is_not_finite_changes_no_weight(tmp_path: Path) -> None:
 
 
 def test_it_plans_by_itself_and_trains_in_bfloat16(tmp_path: Path) -> None:
-    losses = []
+    losses: list[Any] = []
+    trained: Any = None
     for kind in (Trainer, PipelineTrainer):
         args = arguments(tmp_path, bf16=True, max_steps=2, activation_checkpointing=True)
         trained = kind(model=gpt2(), args=args, train_dataset=Samples(16), eval_dataset=Samples(4))

@@ -23,12 +23,12 @@ class OneProcess(Accelerator):
         return cast("OneProcess", accelerator)
 
     @property
-    def num_processes(self) -> int:
+    def num_processes(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
         """One: every rank reads the same batches."""
         return 1
 
     @property
-    def process_index(self) -> int:
+    def process_index(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The first."""
         return 0
 
@@ -60,7 +60,7 @@ class OneProcess(Accelerator):
             self._models.append(model)
         return model
 
-    def clip_grad_norm_(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2) -> Any:
+    def clip_grad_norm_(self, parameters: Iterable[Tensor], max_norm: float, norm_type: int = 2) -> Any:
         """Clip by the norm over all stages, on all ranks, and return it."""
         if self.gradients is None:
             return super().clip_grad_norm_(parameters, max_norm, norm_type)

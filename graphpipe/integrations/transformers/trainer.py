@@ -51,6 +51,8 @@ class PipelineTrainer(Trainer):
     """
 
     accelerator: OneProcess
+    model: Any
+    optimizer: Any
     plan: Plan | None = None
     """The plan of the training; None before its first step."""
 
@@ -194,7 +196,9 @@ class PipelineTrainer(Trainer):
             check_fills(plan, last)
 
     def _loss_of_outputs(self, outputs: Mapping[str, Any], inputs: dict[str, Any], items: Any) -> Tensor:
-        return self.compute_loss(ModelStandIn(self.model, lambda _: outputs), inputs, num_items_in_batch=items)
+        model: Any = ModelStandIn(self.model, lambda _: outputs)
+        loss: Any = self.compute_loss(model, inputs, num_items_in_batch=items)
+        return loss
 
     def _evaluated(self, model: nn.Module) -> Any:
         # What `prediction_step` calls in place of the model.

@@ -119,10 +119,16 @@ def fit(folder: Path, *, pipeline: bool, checkpoint: str | None = None, **more: 
     )
     trainer.fit(module, datamodule=PairsModule(), ckpt_path=checkpoint)
     weights = {name: each.detach().clone() for name, each in module.state_dict().items()}
-    answers = torch.cat(trainer.predict(module, datamodule=PairsModule()))
+    predicted: Any = trainer.predict(module, datamodule=PairsModule())
     logged = {name: float(value) for name, value in trainer.logged_metrics.items()}
-    path = Path(trainer.checkpoint_callback.best_model_path) if trainer.checkpoint_callback else None
-    return {"logged": logged, "weights": weights, "answers": answers, "checkpoint": str(path), "log": csv_of(folder)}
+    saved: Any = trainer.checkpoint_callback
+    return {
+        "logged": logged,
+        "weights": weights,
+        "answers": torch.cat(predicted),
+        "checkpoint": saved.best_model_path,
+        "log": csv_of(folder),
+    }
 
 
 def csv_of(folder: Path) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import peft
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 
@@ -57,7 +57,7 @@ class Stream(IterableDataset[Sample]):
         return (self.samples[index] for index in range(len(self.samples)))
 
 
-def gpt2() -> nn.Module:
+def gpt2() -> Any:
     """GPT-2, whose embedding and head are tied."""
     torch.manual_seed(0)
     config = transformers.GPT2Config(
@@ -67,7 +67,7 @@ def gpt2() -> nn.Module:
     return transformers.GPT2LMHeadModel(config)
 
 
-def t5() -> nn.Module:
+def t5() -> Any:
     """T5, which makes its decoder's inputs from the labels."""
     torch.manual_seed(0)
     config = transformers.T5Config(
@@ -77,7 +77,7 @@ def t5() -> nn.Module:
     return transformers.T5ForConditionalGeneration(config)
 
 
-def llava() -> nn.Module:
+def llava() -> Any:
     """LLaVA: a vision tower and a projector before a language model."""
     torch.manual_seed(0)
     layers: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32}
@@ -88,7 +88,7 @@ def llava() -> nn.Module:
     return transformers.LlavaForConditionalGeneration(config)
 
 
-def lora() -> nn.Module:
+def lora() -> Any:
     """GPT-2 with adapters: everything else is frozen."""
     model = gpt2()
     torch.manual_seed(1)
@@ -96,7 +96,7 @@ def lora() -> nn.Module:
     return peft.get_peft_model(model, adapters)
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"gpt2": gpt2, "t5": t5, "llava": llava, "lora": lora}
+MODELS: dict[str, Callable[[], Any]] = {"gpt2": gpt2, "t5": t5, "llava": llava, "lora": lora}
 
 
 def two_stages(graph: Graph, costs: CostTable, cluster: Cluster, batch_size: int) -> Plan:
