@@ -62,6 +62,7 @@ class PipelineStrategy(Strategy):
         self._choice = PlanChoice(plan=plan, cluster=cluster, costs=costs)
         self._whole_batch, self._device, self._timeout = whole_batch, device, timeout_seconds
         self._world: World | None = None
+        self._known: World | None = None
         self._precision_name: PrecisionName = "fp32"
         self._gradients: GradientPipeline | None = None
         self._trained: LightningModel | None = None
@@ -69,30 +70,35 @@ class PipelineStrategy(Strategy):
 
     @property
     def world(self) -> World:
-        """This rank among all ranks."""
+        """This rank among all ranks. All ranks join, and leave at the end of a loop."""
         if self._world is None:
-            self._world = join(self._device, self._timeout)
+            self._world = self._known = join(self._device, self._timeout)
         return self._world
+
+    @property
+    def _place(self) -> World:
+        # Also after this rank has left: programs ask for their rank whenever they like.
+        return self._known or self.world
 
     @property
     def root_device(self) -> torch.device:
         """Where this rank computes."""
-        return self.world.device
+        return self._place.device
 
     @property
     def global_rank(self) -> int:
         """The number of this rank."""
-        return self.world.rank
+        return self._place.rank
 
     @property
     def world_size(self) -> int:
         """The number of ranks."""
-        return self.world.size
+        return self._place.size
 
     @property
     def is_global_zero(self) -> bool:
         """Whether this rank writes logs and checkpoints."""
-        return self.world.rank == 0
+        return self._place.rank == 0
 
     def setup(self, trainer: Trainer) -> None:
         """Check what the pipeline is asked for, and set up optimizers."""

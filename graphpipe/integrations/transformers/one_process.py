@@ -20,6 +20,7 @@ class OneProcess(Accelerator):
     def of(accelerator: Accelerator) -> "OneProcess":
         """Return the same accelerator with these methods: `Trainer` makes it, and takes no class for it."""
         accelerator.__class__ = OneProcess
+        accelerator.device_placement = False  # the pipeline moves the rows that a stage reads
         return cast("OneProcess", accelerator)
 
     @property
