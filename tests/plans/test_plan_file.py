@@ -94,7 +94,7 @@ def test_a_sharded_state_is_saved_and_loaded(saved: tuple[Plan, Path]) -> None:
     assert Plan.load(saved[1]) == plan
     body = json.loads(saved[1].read_text())
     body["plan"]["stages"][0]["state"] = "most"
-    with pytest.raises(InvalidInput, match=r"field plan\.stages\.0\.state.*'whole', 'optimizer' or 'all'"):
+    with pytest.raises(InvalidInput, match=r"field plan\.stages\.0\.state.*'whole', 'optimizer', 'all' or 'layers'"):
         Plan.load(edited(saved[1], **body))
 
 
