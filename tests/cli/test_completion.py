@@ -29,7 +29,7 @@ def complete(script: Path, folder: Path, *words: str) -> set[str]:
     words_so_far = 'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))'
     line = f'{words_so_far}; _shtab_graphpipe; printf "%s\\n" "${{COMPREPLY[@]}}"'
     command = ["bash", "-c", line, "bash", str(script), "graphpipe", *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=20)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=100)
     return set(done.stdout.split())
 
 

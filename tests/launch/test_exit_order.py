@@ -20,7 +20,7 @@ ON_LINUX = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux tells
 
 
 @ON_LINUX
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 def test_a_rank_that_somebody_else_stopped_is_the_first_to_fail() -> None:
     """A batch system stopped one rank with SIGTERM. The launcher stopped the others so too, and rank 0 was named."""
     with subprocess.Popen(["sleep", "60"]) as earlier:
@@ -54,7 +54,7 @@ def test_the_order_stays_unknown_where_a_container_forbids_to_watch(monkeypatch:
     monkeypatch.setattr(os, "pidfd_open", forbidden)
     with recording_exits(1) as exits:
         child = subprocess.Popen(["sleep", "60"])
-        end = time.monotonic() + 30
+        end = time.monotonic() + 100
         while not tried and time.monotonic() < end:
             time.sleep(0.02)
         child.kill()
@@ -64,7 +64,7 @@ def test_the_order_stays_unknown_where_a_container_forbids_to_watch(monkeypatch:
 
 
 @ON_LINUX
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 def test_the_order_is_right_if_all_have_ended_before_anybody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine the watching thread came late: two ranks had ended, and the lower number was named."""
     look = threading.Event()
@@ -94,7 +94,7 @@ def test_the_order_is_right_if_all_have_ended_before_anybody_looks(monkeypatch: 
 
 
 def wait_until_watched(count: int) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 100
     while watched() < count:
         assert time.monotonic() < end
         time.sleep(0.02)

@@ -248,7 +248,7 @@ def test_ranks_started_by_a_script_end_when_their_launcher_is_killed(tmp_path: P
 
 
 def wait_for_ranks(folder: Path) -> None:
-    end = time.monotonic() + 40
+    end = time.monotonic() + 150
     while sum(path.stat().st_size > 0 for path in folder.glob("[01]")) < 2:
         assert time.monotonic() < end, "the ranks did not start"
         time.sleep(0.1)
@@ -259,7 +259,7 @@ def test_an_interrupt_leaves_no_process_behind(tmp_path: Path) -> None:
     wait_for_ranks(tmp_path)
     ranks = descendants(launcher.pid)
     launcher.send_signal(signal.SIGINT)
-    _, output = launcher.communicate(timeout=20)
+    _, output = launcher.communicate(timeout=90)
     assert launcher.returncode != 0
     assert "KeyboardInterrupt" in output
     assert "death signal" not in output

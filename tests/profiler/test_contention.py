@@ -21,7 +21,7 @@ def copies() -> set[int]:
 
 
 def wait_until(found: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 100
     while not found() and time.monotonic() < end:
         time.sleep(0.01)
     assert found()

@@ -161,8 +161,8 @@ def fail_and_linger(cut: str, folder: str) -> float:
 
 
 def wait_for_others(folder: str) -> None:
-    """Wait until every other rank has left its result, 20 seconds at most."""
-    end = time.monotonic() + 20
+    """Wait until every other rank has left its result, 90 seconds at most."""
+    end = time.monotonic() + 90
     others = [Path(folder) / f"{rank}.pt" for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
     while time.monotonic() < end and not all(path.exists() for path in others):
         time.sleep(0.05)

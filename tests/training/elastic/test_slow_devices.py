@@ -156,7 +156,7 @@ def started(plan: Plan) -> StartEvent:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 150
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)
 
