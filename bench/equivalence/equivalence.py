@@ -2,7 +2,8 @@
 
 Half of the models have one of the kinds of `random_models`. Whether a pipeline trains a model equally is measured here,
 by code that the check does not share: a whole mini-batch in double precision, plain PyTorch against `gp.Pipeline`. A
-false alarm is a model that trains equally and that the check says differs. A miss is the other way round.
+false alarm is a model that trains equally and that the check says differs. A miss is the other way round. Not compared
+are models whose processes took longer than three minutes. Each model is appended to `bench/results/equivalence.jsonl`.
 """
 
 import copy
@@ -13,7 +14,7 @@ import select
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -22,8 +23,11 @@ from torch import Tensor, nn
 
 import graphpipe as gp
 from bench.equivalence.random_models import FORWARDS, KINDS, LOSSES, WIDE, RandomModel, mean_loss
+from bench.record import append_row, read_rows, save
+from bench.tables import markdown
 from graphpipe.model.capture.capture import Captured, capture_nodes
 
+NAME = "equivalence"
 SAMPLES, MICRO_BATCH, SECONDS, FAR = 8, 2, 180, 1e-9
 
 
@@ -43,6 +47,16 @@ class Answer:
     def agrees(self) -> bool:
         """Whether the check is right. A model that the pipeline refuses may be refused or called different."""
         return self.truth == self.check or (self.truth == "refused" and self.check == "differs")
+
+    @property
+    def is_alarm(self) -> bool:
+        """Whether the check says that a model differs which trains equally."""
+        return self.truth == "equal" and self.check in ("differs", "refused")
+
+    @property
+    def is_miss(self) -> bool:
+        """Whether the check says that a model is equal which does not train equally."""
+        return self.truth in ("differs", "refused") and self.check == "equal"
 
 
 def draw_kind(draw: random.Random) -> str:
@@ -187,31 +201,51 @@ def apart(seed: int, kind: str | None = None) -> Answer:
     return Answer(**json.loads(text))
 
 
-def main(*, first: int = 0, count: Annotated[int, range(1, 10**6)] = 400) -> None:
-    """Run the campaign, and print what disagrees.
+def main(
+    *,
+    count: Annotated[int, range(1, 10**6)] = 400,
+    most: Annotated[int, range(1, 10**6)] = 10**5,
+    redo: bool = False,
+) -> None:
+    """Run the models that are missing, and write the summary. A call goes on where the last one ended.
 
     Args:
-        first: seed.
-        count: models.
+        count: models in all, with the seeds from 0.
+        most: models of this call.
+        redo: run those again about which the check was not right.
 
     Raises:
         SystemExit: the check was wrong about a model.
     """
-    found: list[Answer] = []
-    for seed in range(first, first + count):
-        each = apart(seed)
-        found.append(each)
-        if not each.agrees:
-            print(
-                f"seed {seed}, {each.kind or 'ordinary'}: truth {each.truth}, check {each.check}. {each.detail}",
-                flush=True,
-            )
-    print(f"{count} models: {dict(Counter(each.truth for each in found))}")
-    for kind in KINDS:
-        own = [each for each in found if each.kind == kind]
-        print(f"{kind or 'ordinary'}: {dict(Counter((each.truth, each.check) for each in own))}")
-    alarms = [each.seed for each in found if (each.truth, each.check) == ("equal", "differs")]
-    missed = [each.seed for each in found if (each.truth, each.check) == ("differs", "equal")]
-    print(f"{len(alarms)} false alarms {alarms}, {len(missed)} missed {missed}")
-    if alarms or missed:
+    known = {row["seed"]: Answer(**row) for row in read_rows(NAME)}
+    missing = [seed for seed in range(count) if seed not in known or (redo and not known[seed].agrees)]
+    for seed in missing[:most]:
+        known[seed] = apart(seed)
+        append_row(NAME, asdict(known[seed]))
+        if not known[seed].agrees:
+            print(f"seed {seed}: {known[seed]}", flush=True)
+    answers = [known[seed] for seed in sorted(known)]
+    summarise(answers)
+    if any(each.is_alarm or each.is_miss for each in answers):
         sys.exit(1)
+
+
+def summarise(answers: Sequence[Answer]) -> None:
+    """Write the JSON and the table, and print the totals."""
+    save(NAME, [asdict(each) for each in answers])
+    rows = [[kind or "ordinary", *_counts([each for each in answers if each.kind == kind])] for kind in ("", *KINDS)]
+    total = ["all", *_counts(answers)]
+    headers = ["kind", "models", "train equally", "differ", "refused", "false alarms", "missed", "not compared"]
+    caption = (
+        f"The check and a comparison that it does not share, on {len(answers)} random models in double precision "
+        "(`python -m bench equivalence`)."
+    )
+    markdown(NAME, "The check on random models", caption, headers, [*rows, total])
+    print(dict(zip(headers, total, strict=True)))
+
+
+def _counts(answers: Sequence[Answer]) -> list[int]:
+    truths = Counter(each.truth for each in answers)
+    others = sum(not each.agrees and not each.is_alarm and not each.is_miss for each in answers)
+    alarms, missed = sum(each.is_alarm for each in answers), sum(each.is_miss for each in answers)
+    return [len(answers), truths["equal"], truths["differs"], truths["refused"], alarms, missed, others]

@@ -2,6 +2,7 @@
 
 A training whose ranks have other data or weights must end with a sentence, and so must one whose rank leaves early or
 whose epoch is empty. One whose output goes away must train to its end, to the same losses. None may be silent or hang.
+Each draw is appended to `bench/results/user-errors.jsonl`.
 """
 
 import json
@@ -12,11 +13,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+from bench.record import append_row, read_rows, save
+from bench.tables import markdown
+
+NAME = "user-errors"
 STEPS, EVERY, SECONDS = 10, 4, 120
 TASK = """
 import os, sys
@@ -182,25 +187,57 @@ def _train(folder: Path, end: str) -> tuple[int | None, str, float]:
     return process.returncode, text, time.monotonic() - start
 
 
-def main(*, first: int = 0, count: Annotated[int, range(1, 10**6)] = 200) -> None:
-    """Run the campaign, and print what went wrong.
+def main(
+    *,
+    count: Annotated[int, range(1, 10**6)] = 200,
+    most: Annotated[int, range(1, 10**6)] = 10**5,
+    redo: bool = False,
+) -> None:
+    """Make the mistakes that are missing, and write the summary. A call goes on where the last one ended.
 
     Args:
-        first: seed.
-        count: draws.
+        count: draws in all, with the seeds from 0.
+        most: draws of this call.
+        redo: make those again that went wrong.
 
     Raises:
         SystemExit: a run went wrong.
     """
-    wrong: list[str] = []
-    kinds: Counter[str] = Counter()
-    for seed in range(first, first + count):
+    rows = {row["seed"]: row for row in read_rows(NAME)}
+    missing = [seed for seed in range(count) if seed not in rows or (redo and rows[seed]["problem"])]
+    for seed in missing[:most]:
         mistake = Mistake.draw(seed)
-        kinds[mistake.kind] += 1
         with tempfile.TemporaryDirectory() as folder:
-            if problem := run(mistake, Path(folder)):
-                wrong.append(problem)
-                print(f"seed {seed}: {mistake}: {problem}", flush=True)
-    print(f"{count} draws {dict(kinds)}: {len(wrong)} wrong, {sum(each == 'silent' for each in wrong)} silent")
-    if wrong:
+            rows[seed] = {"seed": seed, **asdict(mistake), "problem": run(mistake, Path(folder))}
+        append_row(NAME, rows[seed])
+        if rows[seed]["problem"]:
+            print(f"seed {seed}: {mistake}: {rows[seed]['problem']}", flush=True)
+    summarise([rows[seed] for seed in sorted(rows)])
+    if any(row["problem"] for row in rows.values()):
         sys.exit(1)
+
+
+def summarise(rows: Sequence[dict[str, Any]]) -> None:
+    """Write the JSON and the table, and print the totals."""
+    save(NAME, rows)
+    headers = ["mistake", "draws", "wrong", "of these silent", "of these hung"]
+    table = [
+        [kind, *_counts([row for row in rows if row["kind"] == kind])] for kind in sorted({r["kind"] for r in rows})
+    ]
+    total = ["all", *_counts(rows)]
+    caption = (
+        f"{len(rows)} trainings on two processes with a mistake on one rank, or with lost output "
+        "(`python -m bench user-errors`)."
+    )
+    markdown(NAME, "Mistakes of users", caption, headers, [*table, total])
+    print(dict(zip(headers, total, strict=True)))
+
+
+def _counts(rows: Sequence[dict[str, Any]]) -> list[int]:
+    problems = [row["problem"] for row in rows if row["problem"]]
+    return [
+        len(rows),
+        len(problems),
+        problems.count("silent"),
+        sum("hang" in each or "hung" in each for each in problems),
+    ]
