@@ -25,6 +25,7 @@ ROOMS = (
         "user_frames",
         "host_memory",
         "collection_pause",
+        "recursion_limit",
         "plugins",
         "torchrun",
         "waiting",
@@ -34,6 +35,7 @@ ROOMS = (
     *("schedule", "schedule/list_scheduling", "schedule/schedulers", "schedule/segments", "schedule/gradient_tasks"),
     "devices",
     *(
+        "model/inputs",
         "model",
         "model/without_data",
         "model/hidden",

@@ -91,7 +91,7 @@ def _subject(
 ) -> CheckSubject:
     plan.require_training()
     small = small_plan(plan)
-    named = name_inputs(tuple(given.name for given in plan.graph.inputs), inputs)
+    named = name_inputs(plan.graph.input_layout, inputs)
     given, count = check_rows(named, targets), small.batch_size
     if given < count:
         raise InvalidInput(

@@ -57,6 +57,18 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mixing:
+    """A part of a forward that computes something from several samples, such as a mean over them."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    where: str
+    """The submodule whose forward does so; empty for the model itself."""
+    operator: str
+    """Of torch, by its name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
     """One node: a call of one of the user's submodules, or operations between them."""
 
@@ -79,6 +91,8 @@ class Op:
     without_gradient: tuple[str, ...] = ()
     """Names of values that it sends and that get no gradient, although it or operators before it train: masks, indices
     or detached values. The name is empty for a value that edges do not list."""
+    mixes: Mixing | None = None
+    """How it mixes samples, if it may get parts of the mini-batch."""
     splits: tuple[OpSplit, ...] = ()
     """How the operator can be split (`graph.splits`): in at most one way by inputs, outputs and rows each."""
 
@@ -154,6 +168,35 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InputPart:
+    """A part of the inputs that a forward takes: a container, a value in it that is not a tensor, or a tensor."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    path: tuple[str | int, ...]
+    """The parameter of the forward, and the keys that lead to the part."""
+    kind: str
+    """`tensor`, `constant`, `dict`, `list`, `tuple`, or the class of another container as `module:Class`."""
+    value: bool | int | float | str | None = None
+    """Of a constant."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputLayout:
+    """Which tensors a model takes, and in which containers."""
+
+    names: tuple[str, ...]
+    """Of the tensors, in order."""
+    parts: tuple[InputPart, ...] = ()
+    """All parts, a container before what it holds. Empty if every argument of the forward is a tensor."""
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The arguments of the forward, in order."""
+        return tuple(dict.fromkeys(str(part.path[0]) for part in self.parts)) or self.names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
     """How a graph was captured from a module, so that every rank can capture it again."""
 
@@ -175,6 +218,8 @@ class Origin:
     """Operators that were split after the capture, in order."""
     forms: tuple[tuple[str, str], ...] = ()
     """Inputs that the forward takes in another form than with samples in front, with their forms, by name."""
+    parts: tuple[InputPart, ...] = ()
+    """The parts of the inputs, if the forward takes something else than tensors (see `InputLayout`)."""
     modes_differ: bool = False
     """Whether the forward computes other values in evaluation than in training."""
     precision: Precision | None = None
@@ -186,6 +231,7 @@ class Origin:
 
     @model_serializer(mode="wrap")
     def _body(self, body_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Other graphs have the body that they had before GPUs were told from CPUs.
+        # Other graphs have the body that they had before GPUs were told from CPUs, and before inputs had parts.
         body: dict[str, Any] = body_of(self)
-        return body if self.fused_attention else {key: value for key, value in body.items() if key != "fused_attention"}
+        plain = [name for name in ("fused_attention", "parts") if not getattr(self, name)]
+        return {key: value for key, value in body.items() if key not in plain}

@@ -12,9 +12,9 @@ from pydantic import ConfigDict
 from graphpipe.errors import InvalidInput, check_not_negative
 from graphpipe.files.json_body import digest, from_body, to_body
 from graphpipe.files.json_document import read_document, write_document
-from graphpipe.graph.operator import Edge, Input, Op, Origin, Read, Shared
+from graphpipe.graph.operator import Edge, Input, InputLayout, Op, Origin, Read, Shared
 
-_FOLLOWS = {"ops": ("splits", "without_gradient"), "edges": ("values",)}
+_FOLLOWS = {"ops": ("splits", "without_gradient", "mixes"), "edges": ("values",)}
 """What fingerprints leave out."""
 
 
@@ -133,6 +133,12 @@ class Graph:
                 if name in ops_by_parameter:
                     ops_by_parameter[name].append(op.name)
         return {name: tuple(ops) for name, ops in ops_by_parameter.items()}
+
+    @cached_property
+    def input_layout(self) -> InputLayout:
+        """Which tensors the model takes, and in which containers."""
+        names = tuple(given.name for given in self.inputs)
+        return InputLayout(names=names, parts=self.origin.parts if self.origin is not None else ())
 
     @cached_property
     def fingerprint(self) -> str:

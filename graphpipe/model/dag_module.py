@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 
-from torch import Tensor, nn
+from torch import nn
 
 from graphpipe.errors import InvalidInput, nearest
-from graphpipe.model.inputs import name_inputs
+from graphpipe.model.inputs import name_arguments
 
 
 class DagModule(nn.Module):
@@ -53,11 +53,11 @@ class DagModule(nn.Module):
         for name, module in modules.items():
             self.add_module(name, module)
 
-    def forward(self, *args: Tensor, **kwargs: Tensor) -> object:
+    def forward(self, *args: object, **kwargs: object) -> object:
         """Compute the output from the model inputs, by position or by name."""
         if args and kwargs:
             kwargs = {**dict(zip(self.input_names, args, strict=False)), **kwargs}
-        values: dict[str, object] = {**name_inputs(self.input_names, kwargs or args)}
+        values: dict[str, object] = name_arguments(self.input_names, kwargs or args)
         for name, names in self.feeds.items():
             values[name] = self.get_submodule(name)(*(values[other] for other in names))
         if isinstance(self.output, str):

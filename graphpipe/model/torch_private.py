@@ -286,7 +286,7 @@ def intercepted(module: nn.Module, call: Callable[..., object]) -> Generator[Non
 
 def memory_key(tensor: Tensor) -> int:
     """Return a number that is equal for tensors that share memory, as long as one of them exists."""
-    return tensor.untyped_storage()._cdata
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
 
 
 def write_count(tensor: Tensor) -> int:

@@ -91,7 +91,7 @@ def profile(
         with waiting("capturing the model"):
             captured = capture_nodes(model, example_inputs) if graph is None else capture_for(model, graph)
     graph = captured.graph
-    inputs = name_inputs([entry.name for entry in graph.inputs], example_inputs)
+    inputs = name_inputs(graph.input_layout, example_inputs)
     values = {name: _repeat_rows(tensor, max(batch_sizes)) for name, tensor in inputs.items()}
     criterion = None if loss_fn is None else Criterion(loss_fn, _repeat_all(targets, max(batch_sizes), device))
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -14,6 +14,7 @@ from graphpipe.graph import Origin
 from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture.module_graph.exported_graph import takes_names
 from graphpipe.model.capture.module_graph.input_forms import taking
+from graphpipe.model.inputs import with_containers
 from graphpipe.plans import Plan
 from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.tensor_tree import map_tensors
@@ -65,14 +66,15 @@ class CheckSubject:
 
     def forward(self) -> Any:
         """Return what the model itself computes, as far as the plan's graph returns it."""
-        origin, names = self.origin, [*self.inputs]
+        origin, layout = self.origin, self.plan.graph.input_layout
         model = self.model
         if origin.forms:
-            call: Any = taking(model.__call__, dict(origin.forms), names)
+            call: Any = taking(model.__call__, dict(origin.forms), layout.names)
         else:
             call = model
         call = partial(call, **dict(origin.arguments))
-        output = call(**self.inputs) if takes_names(model, names) else call(*self.inputs.values())
+        given = with_containers(layout, self.inputs)
+        output = call(**given) if takes_names(model, [*given]) else call(*given.values())
         if not origin.outputs:
             return output
         return {name: output[name] if isinstance(output, Mapping) else getattr(output, name) for name in origin.outputs}

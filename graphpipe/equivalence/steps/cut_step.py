@@ -18,6 +18,7 @@ from graphpipe.equivalence.steps.step_record import StepRecord
 from graphpipe.equivalence.steps.watched_values import joined
 from graphpipe.errors import GraphPipeError
 from graphpipe.model.capture.op_splits.split_nodes import split_like
+from graphpipe.model.inputs import with_containers
 from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.model.split.split import build_stages, capture_for, submodules_for
 from graphpipe.model.stage_program import ValueSpec
@@ -61,7 +62,7 @@ def cut_step(subject: CheckSubject, plan: Plan) -> StepRecord:
             Pipeline(_counting_nothing(plan), programs, given.loss_fn, _holding(held), options=options) as pipe,
         ):
             start = time.perf_counter()
-            loss = pipe.step(given.inputs, given.targets)
+            loss = pipe.step(with_containers(graph.input_layout, given.inputs), given.targets)
             seconds = time.perf_counter() - start
             gradients, others = pipe.gradients(), _others(held, model, given.loss_fn)
         state = [

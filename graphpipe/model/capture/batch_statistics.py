@@ -1,15 +1,17 @@
 """Values that mix the samples of a batch: a mean over them, a softmax along them, products of samples with samples.
 
-With micro-batches they would be those of a micro-batch. So what computes them needs the whole mini-batch. Models of
-towers return such values to a loss that gets the whole mini-batch, so they are named and not refused.
+With micro-batches they would be those of a micro-batch. So what computes them needs the whole mini-batch. Some are
+exact all the same, and others are never read, so a capture names them. A pipeline refuses in its first step those on
+which the loss depends (see `divided_forward`).
 """
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from torch import fx
 
-from graphpipe.graph import Op
+from graphpipe.graph import Mixing, Op
 from graphpipe.model.capture.crossing_values import is_anchor
 from graphpipe.model.capture.module_graph.calls.mixed_samples import mixes
 from graphpipe.model.capture.module_graph.module_graph import stand_in
@@ -38,26 +40,41 @@ def statistic_of(node: fx.Node, readings: Mapping[fx.Node, Reading]) -> str:
     return mixes(made.target, made.args, given, [returned])
 
 
-def warn_of_statistics(
+def with_statistics(
     ops: Iterable[Op], nodes: Mapping[str, Sequence[fx.Node]], readings: Mapping[fx.Node, Reading]
-) -> None:
-    """Warn of the first operator that mixes samples and does not get the whole mini-batch.
+) -> tuple[Op, ...]:
+    """Return operators with how they mix samples, unless they get the whole mini-batch.
 
     Args:
         ops: of a graph.
         nodes: of each operator.
         readings: of every node.
     """
-    for op in ops:
-        for node in () if op.whole_batch else nodes[op.name]:
-            if name := statistic_of(node, readings):
-                where = str(node.target) if node.op == "call_module" else node.meta.get("owner", "")
-                forward = f"'{where}'" if where else "the model itself"
-                remedy = f"Give it the whole mini-batch at once (whole_batch=['{where}'])"
-                if not where:
-                    remedy = "Move that part into a submodule, and name it in `whole_batch`"
-                warn_user(
-                    f"the forward of {forward} mixes the samples of a batch ({name}), and a pipeline computes this for "
-                    f"each micro-batch. {remedy}, or return what it is computed from, and let loss_fn compute it."
-                )
-                return
+    return tuple(op if op.whole_batch else replace(op, mixes=_mixing(nodes[op.name], readings)) for op in ops)
+
+
+def _mixing(nodes: Iterable[fx.Node], readings: Mapping[fx.Node, Reading]) -> Mixing | None:
+    for node in nodes:
+        if name := statistic_of(node, readings):
+            where = str(node.target) if node.op == "call_module" else node.meta.get("owner", "")
+            return Mixing(where=where, operator=name)
+    return None
+
+
+def what_and_remedy(mixing: Mixing) -> tuple[str, str]:
+    """Return what is wrong with mixing the samples of a part of the mini-batch, and what to do."""
+    forward = f"'{mixing.where}'" if mixing.where else "the model itself"
+    remedy = f"Give it the whole mini-batch at once (whole_batch=['{mixing.where}'])"
+    if not mixing.where:
+        remedy = "Move that part into a submodule, and name it in `whole_batch`"
+    return (
+        f"the forward of {forward} mixes the samples of a batch ({mixing.operator}), and a pipeline computes this for "
+        "each micro-batch",
+        f"{remedy}, or return what it is computed from, and let loss_fn compute it.",
+    )
+
+
+def warn_of_statistics(ops: Iterable[Op]) -> None:
+    """Warn of the first operator that mixes samples and does not get the whole mini-batch."""
+    if mixing := next((op.mixes for op in ops if op.mixes), None):
+        warn_user(". ".join(what_and_remedy(mixing)))

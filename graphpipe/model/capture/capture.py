@@ -10,7 +10,7 @@ from torch import fx, nn
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph, Input, Origin, Precision
 from graphpipe.model.autocast import check_precision
-from graphpipe.model.capture.batch_statistics import warn_of_statistics
+from graphpipe.model.capture.batch_statistics import warn_of_statistics, with_statistics
 from graphpipe.model.capture.build_ops import (
     MeasuredModel,
     build_ops,
@@ -39,13 +39,14 @@ from graphpipe.model.capture.shape_propagation import propagate_shapes
 from graphpipe.model.dag_module import DagModule, model_name
 from graphpipe.model.function_caches import without_caches
 from graphpipe.model.hidden.refused_modules import check_not_compiled
-from graphpipe.model.inputs import Inputs, describe, input_names, name_inputs
+from graphpipe.model.inputs import Inputs, describe, name_inputs, read_layout
 from graphpipe.model.key_value_cache import without_cache
 from graphpipe.model.quiet import quiet_export
 from graphpipe.model.torch_private import fake_mode
 from graphpipe.model.unregistered_layers import warn_of_unregistered_layers
 from graphpipe.model.without_data.construction import ModelBuilder
 from graphpipe.model.without_data.meta_model import without_data
+from graphpipe.recursion_limit import deep_enough
 from graphpipe.user_frames import warn_user
 
 Method = Literal["auto", "export", "declared"]
@@ -101,7 +102,9 @@ def capture(
     Args:
         module: any module that torch.export can trace with a variable number of samples, or a DagModule. It may be on
             the meta device, and it may be a function that builds the module, whose parameters then have no data.
-        example_inputs: a tensor, a sequence of tensors, or tensors by name; their first dimension is samples.
+        example_inputs: a tensor, a sequence of tensors, or tensors by name; their first dimension is samples. In place
+            of a tensor there may be a dict, list, tuple or dataclass of them, a number, a text or None. What is not a
+            tensor never changes.
         whole_batch: submodules or operators that need the whole mini-batch at once (contrastive losses).
         split: submodules to look into, although they are whole by default (see `opaque_modules`). `*` looks into all
             that can be followed, and keeps every operator apart that saves something for the backward.
@@ -149,7 +152,9 @@ def capture_nodes(module: nn.Module, example_inputs: Inputs, origin: Origin = _A
         InvalidInput: as `capture`.
     """
     origin = replace(origin, arguments=tuple({**without_cache(module), **dict(origin.arguments)}.items()))
-    named = name_inputs(input_names(module, example_inputs), example_inputs)
+    layout = read_layout(module, example_inputs)
+    named = name_inputs(layout, example_inputs)
+    origin = replace(origin, parts=layout.parts)
     check_forms(dict(origin.forms), [*named])
     warn_of_unregistered_layers(module)
     check_not_compiled(module)
@@ -180,6 +185,11 @@ def capture_again(
     Raises:
         InvalidInput: as `capture`.
     """
+    with deep_enough(max(path.count(".") for path, _ in module.named_modules()) + 1):
+        return _captured_anyhow(module, inputs, origin, compare_modes)
+
+
+def _captured_anyhow(module: nn.Module, inputs: tuple[Input, ...], origin: Origin, compare_modes: bool) -> Captured:
     if origin.method == "declared" or (origin.method == "auto" and not isinstance(module, DagModule)):
         method: Method = "declared" if origin.method == "declared" else "export"
         return _capture_by(method, module, inputs, origin, compare_modes)
@@ -199,7 +209,7 @@ def _capture_by(
 ) -> Captured:
     traced, origin = trace(module, inputs, replace(origin, method=method), compare_modes=compare_modes)
     captured = capture_measured(module, inputs, origin, measure(traced, inputs, origin))
-    warn_of_statistics(captured.graph.ops, captured.nodes, captured.readings)
+    warn_of_statistics(captured.graph.ops)
     return captured
 
 
@@ -309,6 +319,7 @@ def _captured(
     shared = shared_parameters(module, ops)
     nodes = dict(zip(group_names(measured, groups), groups, strict=True))
     check_changes(ops, nodes)
+    ops = with_statistics(ops, nodes, measured.readings)
     return Captured(
         graph=Graph(name=model_name(module), ops=ops, edges=edges, inputs=inputs, origin=origin, shared=shared),
         module_graph=measured.module_graph,

@@ -118,10 +118,22 @@ def _run(
 
     def run_with(node: fx.Node, decisions: Decisions) -> tuple[Any, Reading]:
         meter = Meter(state, given, casts, alive, decisions)
-        with handle_saved_tensors(meter), meter, meter.recurrences, answering(decisions.decide):
-            counting = partial(_again, meter)
-            value = inputs[names[node]] if node in names else evaluate(node, values, fake, module_graph, counting)
+        if node in names:
+            return inputs[names[node]], meter.reading(inputs[names[node]])
+        try:
+            with handle_saved_tensors(meter):
+                value = metered(node, meter)
+        except RuntimeError as error:
+            if "saved tensor hooks" not in str(error):
+                raise
+            # Transforms of torch.func do not show what they save. All that they make counts.
+            meter = Meter(state, given, casts, alive, decisions, saves_all=True)
+            value = metered(node, meter)
         return value, meter.reading(value)
+
+    def metered(node: fx.Node, meter: Meter) -> Any:
+        with meter, meter.recurrences, answering(meter.decisions.decide):
+            return evaluate(node, values, fake, module_graph, partial(_again, meter))
 
     def run(node: fx.Node) -> tuple[Any, Reading]:
         if node.op != "call_module":

@@ -21,7 +21,7 @@ from graphpipe.model.capture.capture import Captured, capture_nodes
 from graphpipe.model.capture.op_splits.split_nodes import split_like
 from graphpipe.model.capture_cache.model_key import model_key
 from graphpipe.model.capture_file.capture_file import load_capture, save_capture
-from graphpipe.model.inputs import Inputs, describe, input_names, name_inputs
+from graphpipe.model.inputs import Inputs, describe, name_inputs, read_layout
 from graphpipe.model.split.split import capture_for
 from graphpipe.model.unregistered_layers import warn_of_unregistered_layers
 from graphpipe.user_frames import warn_user
@@ -114,8 +114,8 @@ def _entry(module: nn.Module, example_inputs: Inputs, folder: Path | None, origi
     # None if there is no cache, or if no key is sure to tell this model from others.
     if folder is None:
         return None
-    inputs = describe(name_inputs(input_names(module, example_inputs), example_inputs))
-    key = model_key(module, inputs, origin)
+    layout = read_layout(module, example_inputs)
+    key = model_key(module, describe(name_inputs(layout, example_inputs)), replace(origin, parts=layout.parts))
     return folder / "captures" / key if key else None
 
 

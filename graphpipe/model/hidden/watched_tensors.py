@@ -27,6 +27,8 @@ class TensorUse:
     """Takes what gives a tensor another backward: the name of an `autograd.Function`, or of an attribute of tensors."""
     new_data: Callable[[Tensor], None]
     """Takes a tensor whose `data` are about to be replaced."""
+    new_parameter: Callable[[nn.Module, str], None]
+    """Takes a module, and the name of a parameter that is about to be replaced in it."""
 
 
 _USE: ContextVar[TensorUse | None] = ContextVar("what to do with uses that leave no operator", default=None)
@@ -54,7 +56,15 @@ def watched_tensors() -> Generator[None]:
     """
     kind: Any = Tensor
     hooks = {name: getattr(Tensor, name) for name in _HOOKS}
+    registered = nn.Module.register_parameter
+
+    def register_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if (use := _USE.get()) is not None:
+            use.new_parameter(module, name)
+        registered(module, name, parameter)
+
     FunctionContext.__init__ = _begin
+    nn.Module.register_parameter = register_parameter
     for name, register in hooks.items():
         setattr(kind, name, _hooking(name, register))
     kind.grad_fn, kind.data = property(_grad_fn), property(_data, _set_data)
@@ -63,6 +73,7 @@ def watched_tensors() -> Generator[None]:
         yield
     finally:
         del FunctionContext.__init__
+        nn.Module.register_parameter = registered
         for name, register in hooks.items():
             setattr(kind, name, register)
         del kind.grad_fn, kind.data, kind.requires_grad

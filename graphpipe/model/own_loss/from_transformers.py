@@ -17,7 +17,7 @@ from graphpipe.model.capture.fused_attention import is_fused
 from graphpipe.model.capture.module_graph.failures import ExportFailed
 from graphpipe.model.capture.module_graph.opaque_modules import EVERY
 from graphpipe.model.hidden.refused_modules import check_not_compiled
-from graphpipe.model.inputs import describe, input_names, name_inputs
+from graphpipe.model.inputs import describe, name_inputs, read_layout
 from graphpipe.model.key_value_cache import without_cache
 from graphpipe.model.own_loss.layer_class import layer_class
 from graphpipe.model.own_loss.loss_cut import WITHOUT_LABELS
@@ -187,7 +187,7 @@ def _inside_one(path: str, layers: Collection[str]) -> bool:
 
 
 def _named(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return name_inputs(input_names(model, tensors), tensors)
+    return name_inputs(read_layout(model, tensors), tensors)
 
 
 def _with_decoder_inputs(model: nn.Module, batch: Mapping[str, Any], wanted: Collection[str]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from torch import fx, nn
 
 from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture.crossing_values import duplicated_inputs, is_anchor
-from graphpipe.model.capture.module_graph.module_graph import TRAINING, mode_dropout
+from graphpipe.model.capture.module_graph.module_graph import TRAINING, input_placeholder, mode_dropout
 from graphpipe.model.capture.shape_propagation import attribute
 from graphpipe.model.split.glue_module import glue_module
 from graphpipe.model.split.mode_dropout import ModeDropout
@@ -36,7 +36,7 @@ def stage_graph(
     if not inputs and not received:
         inputs = dict(list(module_graph.inputs.items())[:1])
     graph = fx.Graph()
-    env = {node: graph.placeholder(name) for name, node in inputs.items()}
+    env = {node: input_placeholder(graph, name) for name, node in inputs.items()}
     env |= {value: graph.placeholder(value.name) for value in received}
     anchor = next(iter(env.values()))
     results: object = ()

@@ -129,7 +129,7 @@ def place(
 
 def _values(module: nn.Module, plan: Plan, captured: Captured, inputs: Inputs, samples: int) -> dict[str, Tensor]:
     """Return every value between operators for some samples, by running one operator after the other."""
-    named = name_inputs(tuple(entry.name for entry in plan.graph.inputs), inputs)
+    named = name_inputs(plan.graph.input_layout, inputs)
     rows = torch.arange(samples) % len(next(iter(named.values())))
     values, called = {name: value[rows] for name, value in named.items()}, submodules_for(module, plan.graph)
     for op in captured.graph.order:

@@ -184,7 +184,7 @@ class InferencePipeline:
             return
         size = 1  # as long as nothing else is known
         try:
-            named = name_inputs(tuple(given_input.name for given_input in self.plan.graph.inputs), batch)
+            named = name_inputs(self.plan.graph.input_layout, batch)
             size = check_rows(named, None)
             if describe(named) != self.plan.graph.inputs:
                 given, planned = format_inputs(describe(named)), format_inputs(self.plan.graph.inputs)

@@ -33,9 +33,10 @@ def find_needs(
             inputs.setdefault(name, set()).update(rows)
         if program.is_output:
             targets |= {*range(size)} if all_targets else rows
-    order = [given.name for given in placement.plan.graph.inputs]
+    layout = placement.plan.graph.input_layout
     return Needs(
         size=size,
-        inputs={name: sorted(inputs[name]) for name in order if name in inputs},
+        inputs={name: sorted(inputs[name]) for name in layout.names if name in inputs},
+        layout=layout,
         targets=sorted(targets),
     )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.graph import Graph
-from graphpipe.model.inputs import Inputs, input_names, name_inputs
+from graphpipe.model.inputs import Inputs, name_inputs, read_layout, with_containers
 from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.tensor_tree import leaves
 from graphpipe.training.task.first_samples import first_samples
@@ -61,12 +61,16 @@ def find_checked_model(word: str, folder: str | Path = ".") -> CheckedModel:
             graph=given.graph,
         )
     model = model_of(given, word)
-    named = name_inputs(input_names(model.module, model.example_inputs), model.example_inputs)
+    layout = read_layout(model.module, model.example_inputs)
+    named = name_inputs(layout, model.example_inputs)
     return CheckedModel(
         module=model.module,
         example_inputs=model.example_inputs,
         loss_fn=weighted_squares,
-        samples=lambda count: ({name: more_samples(each, count) for name, each in named.items()}, None),
+        samples=lambda count: (
+            with_containers(layout, {name: more_samples(each, count) for name, each in named.items()}),
+            None,
+        ),
         graph=model.graph,
         note="the loss is the mean of the squared outputs, because the function returns no loss; return a Task to "
         "check your own",

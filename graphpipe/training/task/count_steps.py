@@ -5,7 +5,7 @@ from operator import length_hint
 from typing import cast
 
 from graphpipe.errors import InvalidInput
-from graphpipe.model.inputs import Inputs, describe, input_names, name_inputs
+from graphpipe.model.inputs import Inputs, describe, name_inputs, read_layout
 from graphpipe.training.config.settings import TrainConfig
 from graphpipe.training.task.first_samples import first_samples
 from graphpipe.training.task.sample_order import epoch_order
@@ -47,9 +47,9 @@ def check_data(config: TrainConfig, task: Task) -> None:
 
 def _check_shapes(task: Task, inputs: Inputs) -> None:
     # Ranks that read nothing know the shapes of a share only from the plan, which was made with the example.
-    names = input_names(task.model, task.example_inputs)
-    examples = describe(name_inputs(names, task.example_inputs))
-    for given, example in zip(describe(name_inputs(names, inputs)), examples, strict=True):
+    layout = read_layout(task.model, task.example_inputs)
+    examples = describe(name_inputs(layout, task.example_inputs))
+    for given, example in zip(describe(name_inputs(layout, inputs)), examples, strict=True):
         if given != example:
             raise InvalidInput(
                 f"input '{given.name}' of a sample is {given.dtype}{[*given.sample_shape]}, in the example it is "

@@ -1,5 +1,6 @@
 """The first samples of a task, for what comes before a training: checks and profiles."""
 
+from graphpipe.model.inputs import with_containers
 from graphpipe.run.stage.shares.needs import Needs
 from graphpipe.training.task.sample_order import epoch_order
 from graphpipe.training.task.seeded import seeded
@@ -27,4 +28,4 @@ def first_samples(task: Task, count: int, batch_size: int, seed: int) -> Batch:
     needs = Needs(size=len(samples), inputs=dict.fromkeys(source.inputs, rows), targets=rows)
     with seeded(0):
         share = ShareReader.of(source, needs, seed).read(BatchRequest(0, samples))
-    return share.inputs, share.targets
+    return with_containers(source.layout, share.inputs), share.targets

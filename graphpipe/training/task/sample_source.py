@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from graphpipe.errors import InvalidInput, nearest
+from graphpipe.graph import InputLayout
+from graphpipe.model.inputs import dotted, found_inputs, name_inputs, nested_arguments
 from graphpipe.user_frames import describe_error
 
 Collate = Callable[[list[Any]], Any]
@@ -28,8 +30,8 @@ class SampleSource:
 
     dataset: Any
     """Has `__len__` and `__getitem__`."""
-    inputs: tuple[str, ...]
-    """Names of the model's inputs."""
+    layout: InputLayout
+    """Of the model's inputs."""
     collate: Collate | None = None
     """Joins samples. None: tensors and numbers are stacked."""
     columns: Mapping[str, tuple[str, ...]]
@@ -40,6 +42,11 @@ class SampleSource:
     """Whether the loss gets the only target itself, rather than a dict."""
     field: str = "dataset"
     """The field of the task, for messages."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the model's inputs."""
+        return self.layout.names
 
     @property
     def selects(self) -> bool:
@@ -104,7 +111,7 @@ class SampleSource:
         return self.field if self.collate is None else "collate"
 
     def _stack(self, samples: list[Any], names: Sequence[str]) -> Any:
-        if not isinstance(samples[0], Mapping):
+        if not isinstance(samples[0], Mapping) or any(name in samples[0] for name in nested_arguments(self.layout)):
             return default_collate(samples)
         wanted = [part for name in names for part in (self._targets() if name == TARGETS else (name,))]
         return {name: self._column(samples, name) for name in wanted}
@@ -134,6 +141,7 @@ class SampleSource:
         if isinstance(collated, Mapping):
             given = cast("Mapping[str, Any]", collated)
             found = {name: value for name in self.inputs if (value := self._value(given, name)) is not None}
+            found = {**found_inputs(self.layout, given), **found}
             if TARGETS in names:
                 parts = {name: self._value(given, name) for name in self._targets()}
                 if missing := [name for name, value in parts.items() if value is None]:
@@ -152,6 +160,8 @@ class SampleSource:
         )
 
     def _inputs(self, inputs: Any) -> dict[str, Any]:
+        if self.layout.parts:
+            return dict(name_inputs(self.layout, inputs))
         if isinstance(inputs, Mapping):
             return dict(cast("Mapping[str, Any]", inputs))
         given = [inputs] if isinstance(inputs, Tensor) else [*inputs]
@@ -165,6 +175,12 @@ class SampleSource:
             return given[name]
         columns = self.columns.get(name, ())
         return given.get(columns[0]) if len(columns) == 1 else None
+
+
+def columns_of_leaves(layout: InputLayout) -> dict[str, tuple[str, ...]]:
+    """Return the columns that tensors in containers are made of by default: those of their keys, where these differ."""
+    keys = {dotted(part.path): str(part.path[-1]) for part in layout.parts if len(part.path) > 1}
+    return {name: (key,) for name, key in keys.items() if name in layout.names and [*keys.values()].count(key) == 1}
 
 
 def is_pair(found: object) -> bool:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import Graph
-from graphpipe.model.inputs import Inputs, input_names, name_inputs
+from graphpipe.model.inputs import Inputs, name_inputs, read_layout
 from graphpipe.model.without_data.construction import ModelBuilder
 from graphpipe.model.without_data.meta_model import without_data
 from graphpipe.run.initial_weights.weight_source import WeightSource
@@ -21,7 +21,7 @@ from graphpipe.run.stage.loss import LossFunction, kind_of
 from graphpipe.run.stage.mini_batch import check_rows
 from graphpipe.training.task.callback import Callback
 from graphpipe.training.task.sample_order import OrderFunction, check_sampler
-from graphpipe.training.task.sample_source import Collate, SampleSource, is_pair, with_size
+from graphpipe.training.task.sample_source import Collate, SampleSource, columns_of_leaves, is_pair, with_size
 from graphpipe.training.task.user_function import call, why_not_called
 
 Batch = tuple[Inputs, Any]
@@ -144,9 +144,12 @@ class Task:
         targets = (self.targets,) if isinstance(self.targets, str) else self.targets
         found = SampleSource(
             dataset=dataset,
-            inputs=input_names(self.model, self.example_inputs),
+            layout=(layout := read_layout(self.model, self.example_inputs)),
             collate=self.collate,
-            columns={key: (each,) if isinstance(each, str) else tuple(each) for key, each in self.columns.items()},
+            columns={
+                **columns_of_leaves(layout),
+                **{key: (each,) if isinstance(each, str) else tuple(each) for key, each in self.columns.items()},
+            },
             targets=None if targets is None else tuple(targets),
             one_target=isinstance(self.targets, str),
             field=name,
@@ -218,8 +221,8 @@ def check_first(found: object, task: Task, batch_size: int) -> None:
     """
     inputs, targets = as_batch(found, "a mini-batch of the epoch")
     try:
-        names = input_names(task.model, task.example_inputs)
-        size = check_rows(name_inputs(names, inputs), targets)
+        layout = read_layout(task.model, task.example_inputs)
+        size = check_rows(name_inputs(layout, inputs), targets)
     except InvalidInput as error:
         raise InvalidInput(error.what, where="the first mini-batch of the epoch", remedy=error.remedy) from None
     if size != batch_size:

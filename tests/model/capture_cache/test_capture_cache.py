@@ -18,7 +18,7 @@ from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture_cache import capture_cache, user_modules
 from graphpipe.model.capture_cache.capture_cache import cached_capture, cached_capture_for
 from graphpipe.model.capture_cache.model_key import model_key
-from graphpipe.model.inputs import describe, input_names, name_inputs
+from graphpipe.model.inputs import describe, name_inputs, read_layout
 from graphpipe.model.split.split import split
 from graphpipe.training.task.user_function import call_for_model
 
@@ -327,7 +327,7 @@ def test_a_cached_capture_is_the_capture_also_of_a_model_with_a_key_value_cache(
 def test_a_number_in_a_buffer_that_is_in_no_checkpoint_is_part_of_the_key(folder, monkeypatch) -> None:
     """A capture knows such a number: codecs hold their strides so, and compute how much to pad with them."""
     module, inputs = load(folder, monkeypatch)
-    described = describe(name_inputs(input_names(module, inputs), inputs))
+    described = describe(name_inputs(read_layout(module, inputs), inputs))
     keys: list[str | None] = []
     for stride, persistent in ((2, False), (3, False), (2, True), (3, True)):
         module.register_buffer("stride", torch.tensor(stride), persistent=persistent)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Origin
 from graphpipe.model.capture.capture import capture
-from graphpipe.model.inputs import describe, input_names, name_inputs
+from graphpipe.model.inputs import describe, name_inputs, read_layout
 from graphpipe.model.own_loss.own_loss import OwnLoss, own_loss
 
 BATCH = 6
@@ -67,7 +67,7 @@ def batch() -> dict[str, Tensor]:
 
 
 def cut_out(module: nn.Module, given: dict[str, Tensor], labels: list[str], **arguments: Any) -> OwnLoss:
-    named = name_inputs(input_names(module, given), given)
+    named = name_inputs(read_layout(module, given), given)
     return own_loss(module, describe(named), labels, Origin(method="export", arguments=tuple(arguments.items())))[0]
 
 

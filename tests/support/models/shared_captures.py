@@ -15,7 +15,7 @@ from torch import nn
 from graphpipe.graph import Origin
 from graphpipe.model.capture.capture import Captured, capture_nodes
 from graphpipe.model.capture_cache.capture_cache import read_entry, write_entry
-from graphpipe.model.inputs import Inputs, input_names, name_inputs
+from graphpipe.model.inputs import Inputs, name_inputs, read_layout
 from graphpipe.plans import Plan
 
 _BY_GRAPH: dict[int, Captured] = {}
@@ -24,7 +24,7 @@ _BY_GRAPH: dict[int, Captured] = {}
 
 def shared_capture(module: nn.Module, example: Inputs, opaque: Sequence[str] = ()) -> Captured:
     """Return the capture of a module, from files if a process of these tests has captured an equal module before."""
-    named = name_inputs(input_names(module, example), example)
+    named = name_inputs(read_layout(module, example), example)
     shapes = [(name, tuple(each.shape), each.dtype) for name, each in named.items()]
     trained = [each.requires_grad for each in module.parameters()]
     parts = (

@@ -8,11 +8,11 @@ from functools import partial
 from torch import Tensor, fx, nn
 
 from graphpipe.errors import InvalidInput
-from graphpipe.graph import Input, Origin
+from graphpipe.graph import Input, InputLayout, Origin
 from graphpipe.model.capture.module_graph.calls.static_runs import StaticRuns
 from graphpipe.model.capture.module_graph.compare_modes import difference, evaluation_output, writes, writes_unseen
 from graphpipe.model.capture.module_graph.declared_graph import declared_graph
-from graphpipe.model.capture.module_graph.exported_graph import WriteIntoViews, exported_graph
+from graphpipe.model.capture.module_graph.exported_graph import WriteIntoViews, exported_graph, takes_names
 from graphpipe.model.capture.module_graph.failures import (
     CannotExpress,
     ExportFailed,
@@ -26,7 +26,7 @@ from graphpipe.model.capture.module_graph.module_graph import TRAINING, ModuleGr
 from graphpipe.model.capture.module_graph.opaque_modules import EVERY, followed_modules, opaque_modules, small_blocks
 from graphpipe.model.dag_module import DagModule
 from graphpipe.model.fake_copy import fake_copy
-from graphpipe.model.inputs import blank
+from graphpipe.model.inputs import blank, taking_tensors
 from graphpipe.model.quiet import quiet_export
 from graphpipe.model.recorded_parts import recorded_parts
 from graphpipe.model.sample_rows import SampleLoops, without_lists
@@ -76,6 +76,9 @@ def make_module_graph(
     if origin.forms:
         remedy = "Put what arranges them into its first submodules, or use method='export'."
         raise InvalidInput("inputs of a declared graph have no forms", where="forms", remedy=remedy)
+    if origin.parts:
+        remedy = "Name each tensor as an input of its own, or use method='export'."
+        raise InvalidInput("a declared graph takes tensors only", where="inputs", remedy=remedy)
     if origin.arguments or origin.outputs:
         remedy = "Its submodules take what they are fed, and its own `output` names what it returns."
         raise InvalidInput("a declared graph has no further arguments and outputs", where="capture", remedy=remedy)
@@ -104,9 +107,13 @@ def _by_export(
     # these submodules, so that the next capture traces once. If export or a forward is at fault, the error's cause is
     # an ExportFailed or a CannotExpress.
     opaque = list(origin.opaque)
-    recorded = recorded_parts(fake, dict(origin.arguments))
+    constants = {str(part.path[0]): part.value for part in origin.parts if len(part.path) == 1}
+    recorded = recorded_parts(fake, {**dict(origin.arguments), **constants})
     if origin.arguments:
         fake.forward = partial(fake.forward, **dict(origin.arguments))
+    if origin.parts:
+        named = takes_names(fake, InputLayout(names=(), parts=origin.parts).arguments)
+        fake.forward = taking_tensors(fake.forward, origin.parts, by_name=named)
     if origin.forms:
         fake.forward = taking(fake.forward, dict(origin.forms), [*examples])
     while True:

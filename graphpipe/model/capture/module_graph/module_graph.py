@@ -47,6 +47,14 @@ class ModuleGraph:
     """None: the model computes the same in evaluation."""
 
 
+def input_placeholder(graph: fx.Graph, name: str) -> fx.Node:
+    """Return a placeholder for a model input, whose name may be a path such as `batch.image`."""
+    node = graph.placeholder(name)
+    if not name.isidentifier():
+        node.target = node.name  # a module of the graph has it as a parameter
+    return node
+
+
 def sample_count(tensor: Tensor) -> int:
     """Return the number of samples of a tensor; replaces every use of the batch size in a module graph."""
     return tensor.shape[0]

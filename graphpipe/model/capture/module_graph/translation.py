@@ -16,7 +16,13 @@ from graphpipe.model.capture.module_graph.calls.call_outcome import Form, Size
 from graphpipe.model.capture.module_graph.calls.hidden_effects import CHANGE
 from graphpipe.model.capture.module_graph.calls.opaque_calls import OpaqueCall, is_opaque_call
 from graphpipe.model.capture.module_graph.failures import CannotExpress
-from graphpipe.model.capture.module_graph.module_graph import ModuleGraph, device_of, sample_count, stand_in
+from graphpipe.model.capture.module_graph.module_graph import (
+    ModuleGraph,
+    device_of,
+    input_placeholder,
+    sample_count,
+    stand_in,
+)
 from graphpipe.model.capture.module_graph.rebuild_containers import rebuild_containers
 from graphpipe.model.hidden.raising_branches import ASSERTION
 from graphpipe.model.torch_private import (
@@ -48,7 +54,7 @@ class Translation:
         self.graph = fx.Graph()
         self.env: dict[fx.Node, Any] = {}
         self.constants: dict[str, Tensor] = {}
-        self.inputs = {name: self.graph.placeholder(name) for name in names}
+        self.inputs = {name: input_placeholder(self.graph, name) for name in names}
         self.anchor = next(iter(self.inputs.values()))
         self.samples = self.graph.call_function(sample_count, (self.anchor,))
         self.device = self.graph.call_function(device_of, (self.anchor,))

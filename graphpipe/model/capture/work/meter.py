@@ -4,6 +4,7 @@ from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from graphpipe.model.capture.module_graph.calls.data_flow import Decisions
@@ -26,13 +27,22 @@ class Meter(DispatchMode):
         casts: those of the copies of parameters that autocast has made; None without autocast.
         alive: keeps tensors, because a memory key is unique only while its tensor is alive.
         decisions: what operators that ask for values are told.
+        saves_all: count all that operators return as saved, where autograd does not tell what it saves.
     """
 
     def __init__(
-        self, state: set[int], given: set[int], casts: set[int] | None, alive: list[Tensor], decisions: Decisions
+        self,
+        state: set[int],
+        given: set[int],
+        casts: set[int] | None,
+        alive: list[Tensor],
+        decisions: Decisions,
+        *,
+        saves_all: bool = False,
     ) -> None:
         super().__init__()
         self.decisions = decisions
+        self.saves_all = saves_all
         self.state = state
         self.given = given
         self.casts = casts
@@ -67,6 +77,8 @@ class Meter(DispatchMode):
             self.result.flops += guessed(flops_of(func, args, kwargs, result), SAMPLES[1])
             if func.namespace != "aten":
                 self.result.without_formula.add(f"{func.namespace}::{func.overloadpacket.__name__}")
+        for output in outputs if self.saves_all else ():
+            self.on_save(SavedTensor(output))
         return result
 
     @contextmanager
@@ -89,10 +101,10 @@ class Meter(DispatchMode):
         assert tensor is not None
         key = memory_key(tensor)
         if key in (self.casts or ()):
-            self.result.saved_casts[key] = float(tensor.untyped_storage().nbytes())
+            self.result.saved_casts[key] = float(_held_bytes(tensor))
         elif key not in self.state | self.given:
             self.alive.append(tensor)
-            self.result.saved[key] = guessed(tensor.untyped_storage().nbytes(), SAMPLES[1])
+            self.result.saved[key] = guessed(_held_bytes(tensor), SAMPLES[1])
 
     def on_read(self, saved: SavedTensor) -> None:
         """Do nothing: a backward inside a forward finds all that was saved."""
@@ -105,6 +117,12 @@ class Meter(DispatchMode):
             self.result.requires_grad = value.requires_grad
             self.result.made.add(memory_key(value))
         return self.result
+
+
+def _held_bytes(tensor: Tensor) -> Any:
+    if tensor.layout is not torch.strided:  # it has no storage of its own
+        return tensor.numel() * tensor.element_size()
+    return tensor.untyped_storage().nbytes()
 
 
 def _bytes(tensor: Tensor) -> float:

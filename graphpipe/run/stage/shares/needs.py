@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
+from graphpipe.graph import InputLayout
+from graphpipe.model.inputs import Inputs, name_inputs
 from graphpipe.plans.sharding import SampleRange
 from graphpipe.run.stage.shares.batch_share import BatchShare
 from graphpipe.run.stage.tensor_tree import map_tensors
@@ -32,23 +32,27 @@ class Needs:
     out."""
     targets: Sequence[int] = ()
     """Positions of the targets that the loss reads on this rank, ascending. Empty if it computes no loss."""
+    layout: InputLayout | None = None
+    """Of the model's inputs. None: all of them are tensors."""
 
     @property
     def rows(self) -> Sequence[int]:
         """The positions of which this rank reads anything, ascending."""
         return sorted({*self.targets, *(row for rows in self.inputs.values() for row in rows)})
 
-    def cut(self, samples: Sequence[int], inputs: Mapping[str, Tensor], targets: Any = None) -> BatchShare:
+    def cut(self, samples: Sequence[int], inputs: Inputs, targets: Any = None) -> BatchShare:
         """Return this rank's share of a whole mini-batch.
 
         Args:
             samples: numbers that identify the samples of the mini-batch, as in `BatchShare`.
-            inputs: the model's inputs by name, with one row for each sample.
+            inputs: of the whole mini-batch, as for `Pipeline.step`.
             targets: a tree of tensors with one row for each sample.
         """
+        nested = self.layout if self.layout is not None and self.layout.parts else None
+        named = inputs if nested is None else name_inputs(nested, inputs)
         return BatchShare(
             samples=samples,
-            inputs={name: inputs[name][[*rows]] for name, rows in self.inputs.items()},
+            inputs={name: named[name][[*rows]] for name, rows in self.inputs.items()},
             targets=map_tensors(targets, lambda each: each[[*self.targets]]) if self.targets else None,
         )
 

@@ -51,7 +51,13 @@ def effects_refused(fake: nn.Module, followed: Mapping[nn.Module, str]) -> Gener
         name = f"'{names[id(tensor)]}'" if id(tensor) in names else "a tensor"
         refuse(f"replaces the data of {name}, which a trace does not see", CHANGE)
 
-    with watched_tensors(), using_tensors(TensorUse(own_backward=own_backward, new_data=new_data)):
+    def new_parameter(module: nn.Module, name: str) -> None:
+        if module in paths:
+            refuse(f"replaces the weight '{f'{paths[module]}.{name}'.removeprefix('.')}'", CHANGE)
+
+    paths = {module: path for path, module in fake.named_modules()}
+    use = TensorUse(own_backward=own_backward, new_data=new_data, new_parameter=new_parameter)
+    with watched_tensors(), using_tensors(use):
         yield
     if faults:  # the forward has caught it
         raise faults[0]

@@ -1,7 +1,7 @@
 """One run of an opaque submodule on fake tensors, with a plain number of samples."""
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,8 @@ from graphpipe.model.capture.module_graph.calls.data_flow import MIXED, DataFlow
 from graphpipe.model.capture.module_graph.calls.weight_writes import WeightsBefore
 from graphpipe.model.capture.work.recurrence import recurrent_layers_at_a_glance
 from graphpipe.model.hidden.real_call import real_ones
-from graphpipe.model.torch_private import TreeSpec, answering, call_directly, flatten, own_buffers, unflatten
+from graphpipe.model.kept_attributes import attributes_kept
+from graphpipe.model.torch_private import TreeSpec, answering, call_directly, flatten, non_leaf_alias, unflatten
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +29,9 @@ class BlankArgument:
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="cpu")
 
     def ones(self) -> Tensor:
-        """Return it with ones."""
-        return real_ones(self.shape, self.strides, self.dtype)
+        """Return it with ones, as training gives it: the forward may ask for a gradient of its own."""
+        made = real_ones(self.shape, self.strides, self.dtype)
+        return non_leaf_alias(made.requires_grad_()) if made.is_floating_point() else made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,34 +64,7 @@ class StaticRun:
     """The module's parameters that it wrote into or replaced."""
     steps: Sequence[Step]
     statistic: str
-    """The operator that mixes samples, if a result depends on it. Empty unless a run with fewer was given."""
-
-
-_EMPTY = nn.Module()
-
-
-@contextmanager
-def attributes_kept(module: nn.Module) -> Generator[None]:
-    """Undo what the block does to plain attributes of a module, or to which buffers it has.
-
-    A layer keeps angles for the next call, for example. The next call would find them, and run other operators.
-    """
-    held = [(vars(part), _plain_attributes(part)) for part in module.modules()]
-    buffers = [(found := own_buffers(part), dict(found)) for part in module.modules()]
-    try:
-        yield
-    finally:
-        for found, before in buffers:
-            found.clear()
-            found.update(before)
-        for found, before in held:
-            for name in found.keys() - before.keys() - vars(_EMPTY).keys():
-                del found[name]
-            found.update(before)
-
-
-def _plain_attributes(module: nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in vars(module).items() if name not in vars(_EMPTY)}
+    """The operator that mixes samples, if a result or a branch depends on it. Empty without a run with fewer."""
 
 
 def static_run(
@@ -150,5 +125,5 @@ def static_run(
         split=decisions.split,
         changed=weights.changed(flow.wrote_into),
         steps=flow.steps,
-        statistic=flow.mixing if MIXED in flow.sources(returned_tensors) else "",
+        statistic=flow.mixing if MIXED in flow.sources(returned_tensors) | flow.numbers else "",
     )

@@ -25,7 +25,9 @@ from graphpipe.model.hidden.watched_tensors import TensorUse, using_tensors
 from graphpipe.model.recorders import apart
 from graphpipe.model.torch_private import TreeSpec, outside_tracing, size_at
 
-_ALLOWED = TensorUse(own_backward=lambda name: None, new_data=lambda tensor: None)
+_ALLOWED = TensorUse(
+    own_backward=lambda name: None, new_data=lambda tensor: None, new_parameter=lambda module, name: None
+)
 """A submodule that stays whole may use tensors in any way. Its own code runs in training."""
 
 

@@ -1,0 +1,37 @@
+"""Keeps what a module holds beside its parameters, while its forward runs for another reason than training."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from graphpipe.model.torch_private import own_buffers
+
+_EMPTY = nn.Module()
+
+
+@contextmanager
+def attributes_kept(module: nn.Module) -> Generator[None]:
+    """Undo what the block does to plain attributes of a module, or to which buffers it has.
+
+    A layer keeps angles for the next call, for example. The next call would find them, and run other operators.
+    """
+    parts = [part for part in module.modules() if not isinstance(part, torch.jit.ScriptModule)]
+    held = [(vars(part), _plain_attributes(part)) for part in parts]
+    buffers = [(found := own_buffers(part), dict(found)) for part in parts]
+    try:
+        yield
+    finally:
+        for found, before in buffers:
+            found.clear()
+            found.update(before)
+        for found, before in held:
+            for name in found.keys() - before.keys() - vars(_EMPTY).keys():
+                del found[name]
+            found.update(before)
+
+
+def _plain_attributes(module: nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in vars(module).items() if name not in vars(_EMPTY)}
