@@ -1,6 +1,6 @@
 """What a pipeline is made of on one rank: built once, used in every step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from hashlib import sha256
@@ -8,6 +8,7 @@ from hashlib import sha256
 from torch import Tensor, nn
 
 from graphpipe.model.backends.registry import check_backward
+from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan
 from graphpipe.run.check_host_memory import check_host_memory
@@ -36,6 +37,7 @@ from graphpipe.run.step.optimizer_groups import optimizer_groups
 from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.step.pipeline_state import PipelineState
 from graphpipe.run.step.programs_by_shape import ProgramsByShape
+from graphpipe.run.step.smaller_batches import SmallerStep, smaller_steps
 from graphpipe.run.step.step_summary import summary_length
 from graphpipe.run.step.train_step import TrainStep
 from graphpipe.run.weight_digest import digest_of
@@ -138,7 +140,8 @@ def build_parts(
     if plan.weights == "flush":
         groups = optimizer_groups(worker, sharded=syncs.zero1)
         update = WeightUpdate.of(groups, optimizer, options.lr_scheduler, options.clip_norm, options.average_decay)
-        training = _train_step(evaluation, lowered, update, options)
+        smaller = smaller_steps(plan, placement, gradient_edges(specs))
+        training = _train_step(evaluation, lowered, smaller, update, options)
     else:
         training = _train_segment(evaluation, gradient_edges(specs), optimizer, options)
     if world.rank == 0:
@@ -154,19 +157,29 @@ def _progress(monitor: StatusReporter) -> Progress:
 
 
 def _let_read(loss: SampleLoss, worker: StageWorker, output_stage: int) -> None:
-    """Let the loss read parameters of the model whose gradients arrive where the model's own do, such as for a norm."""
+    """Say what the loss may read: parameters of the model whose gradients arrive where the model's own do.
+
+    An example is a norm of weights.
+    """
     alone = worker.world.size == 1
     for leader in worker.leaders():
         if leader.slot.stage == output_stage or alone:
             loss.trained |= trainable(leader.module)
+        if leader.slot.stage == output_stage and isinstance(leader.program, ModuleStage) and leader.program.mixes:
+            loss.checked = False  # the forward and the loss are checked together (see `divided_forward`)
 
 
 def _train_step(
-    like: Evaluation, lowered: LoweredSchedule, update: WeightUpdate, options: PipelineOptions
+    like: Evaluation,
+    lowered: LoweredSchedule,
+    smaller: Callable[[int], SmallerStep],
+    update: WeightUpdate,
+    options: PipelineOptions,
 ) -> TrainStep:
     return TrainStep(
         plan=like.plan,
         lowered=lowered,
+        smaller=smaller,
         output_stage=like.output_stage,
         worker=like.worker,
         batches=like.batches,

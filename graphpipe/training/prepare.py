@@ -26,6 +26,7 @@ from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.training.run_folder.run_lock import RunLock
 from graphpipe.training.task.callback import CALLBACKS
 from graphpipe.training.task.count_steps import check_data, count_steps
+from graphpipe.training.task.epoch_sizes import check_sizes
 from graphpipe.training.task.factories import check_factories
 from graphpipe.training.task.initial_weights import initial_weights
 from graphpipe.training.task.task import Task
@@ -139,6 +140,7 @@ def plan_training(
         every=config.train.checkpoint_every,
         timeout_seconds=config.run.timeout_seconds,
     )
+    check_sizes(config, task, found)
     if not resume:
         check_task(config, task, found, captured, tell)
     return PlannedTraining(plan=found, captured=captured, steps=steps)

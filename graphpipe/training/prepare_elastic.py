@@ -21,6 +21,7 @@ from graphpipe.training.prepare import Prepared, save_plan
 from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.training.run_folder.run_lock import RunLock
 from graphpipe.training.task.count_steps import check_data, count_steps
+from graphpipe.training.task.epoch_sizes import check_sizes
 from graphpipe.training.task.task import Task
 
 
@@ -103,6 +104,7 @@ def prepare_elastic(
     else:
         found, captured = make_plan(config, task, cluster, tell)
     RankPlacement.of(found, ranks)
+    check_sizes(config, task, found)
     if not has_checkpoint(folder):
         check_task(config, task, found, captured, tell)
     folder.path.mkdir(parents=True, exist_ok=True)

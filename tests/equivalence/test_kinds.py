@@ -29,6 +29,7 @@ def plain_program() -> Cut:
 def no_mends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Switch off what refuses a loss before it is computed, where there is such a check: the net must find it alone."""
     monkeypatch.setattr("graphpipe.run.stage.stage_replica_run.check_no_injection", lambda *_, **__: None)
+    monkeypatch.setattr("graphpipe.run.stage.stage_forward.mixing_of", lambda *_: None)
     for name in ("check_mean", "check_leaves", "check_module"):
         with suppress(ImportError, AttributeError):
             monkeypatch.setattr(f"graphpipe.run.stage.losses.sample_loss.{name}", lambda *_, **__: None)

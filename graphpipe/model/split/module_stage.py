@@ -37,6 +37,8 @@ class ModuleStage:
     output_spec: TreeSpec
     """The containers of the model's output."""
     output_dtypes: tuple[torch.dtype | None, ...] = ()
+    mixes: tuple[str, str] | None = None
+    """How it mixes the samples of a part of the mini-batch, and the remedy; None if it is not known to."""
     in_evaluation: EvaluationOutput | None = None
     """What the model returns in evaluation, if it is something else than in training."""
 

@@ -9,6 +9,7 @@ from torch import Tensor, fx, nn
 from graphpipe.costs import regions
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph, ParameterSlice, parameter_of
+from graphpipe.model.capture.batch_statistics import what_and_remedy
 from graphpipe.model.capture.build_ops import tensor_names
 from graphpipe.model.capture.capture import Captured, capture_again
 from graphpipe.model.capture.changed_weights import check_not_recomputed
@@ -174,9 +175,17 @@ def _build(
         arguments=(*model_inputs, *(value.name for value in received)),
         sent=tuple(value.name for value in sent),
         output_spec=captured.module_graph.output_spec,
+        mixes=_mixes(plan, planned),
         in_evaluation=captured.module_graph.in_evaluation,
         output_dtypes=tuple(_dtype(captured, leaf) for node in outputs for leaf in _leaves(node)),
     )
+
+
+def _mixes(plan: Plan, stage: Stage) -> tuple[str, str] | None:
+    if stage.micro_batch == plan.batch_size and stage.degree == 1:
+        return None
+    found = (plan.graph[name].mixes for name in stage.ops)
+    return next((what_and_remedy(mixing) for mixing in found if mixing), None)
 
 
 def _region_of(captured: Captured, stage: Stage) -> dict[fx.Node, str]:

@@ -1,6 +1,8 @@
 """The forward of a micro-batch on a stage replica: inputs, random numbers, precision, checks and the loss."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +12,8 @@ from graphpipe.plans.sharding import SampleRange
 from graphpipe.run.device.rng import seed
 from graphpipe.run.stage.edge_values import check_outputs, check_result, enter
 from graphpipe.run.stage.loss import LossFunction
-from graphpipe.run.stage.losses.sample_loss import check_pair, loss_of
+from graphpipe.run.stage.losses.divided_forward import check_divided, mixing_of, without_gradients
+from graphpipe.run.stage.losses.sample_loss import SampleLoss, check_pair, loss_of
 from graphpipe.run.stage.micro_batch import Computed
 from graphpipe.run.stage.mini_batch import MiniBatch
 from graphpipe.run.stage.receive_buffers import NamedTensors
@@ -54,6 +57,7 @@ class StageForward:
     def _run(self, values: NamedTensors) -> Computed:
         replica, batch, loss = self.replica, self.batch, None
         program, monitor = replica.program, replica.monitor
+        given = {name: value.detach().clone() for name, value in values.items()} if (mixing := self._mixing()) else {}
         outputs, result = program(values)
         if monitor.injector.armed:
             outputs = {name: monitor.corrupt("forward", value) for name, value in outputs.items()}
@@ -71,4 +75,23 @@ class StageForward:
                 self.loss_weights[self.rows.start] = weight
             if monitor.injector.armed:
                 loss = monitor.corrupt("forward", loss)
+        if mixing:  # after the loss, which says itself if it is no mean over samples
+            mixed = check_divided(program, given, *self._loss_and_targets(), len(self.rows), mixing)
+            outputs = without_gradients(outputs, mixed, mixing)
         return Computed(outputs, result, loss)
+
+    def _mixing(self) -> tuple[str, str] | None:
+        # In the first step: what is wrong if the stage computes other values for some samples alone, and the remedy.
+        replica, batch = self.replica, self.batch
+        if not batch.training or batch.step != 1 or len(self.rows) == batch.size or not torch.is_grad_enabled():
+            return None
+        if replica.precision != "fp32" or replica.offloading is not None or replica.sync.traits.shards_parameters:
+            return None
+        return mixing_of(replica.program, replica.stage_name)
+
+    def _loss_and_targets(self) -> tuple[Callable[[Any, Any], Any] | None, Any]:
+        if not self.replica.program.is_output or self.loss_fn is None:
+            return None, None
+        loss_fn = self.loss_fn
+        known = (loss_fn.weighted or loss_fn.function) if isinstance(loss_fn, SampleLoss) else loss_fn
+        return known, self.batch.target_rows(self.rows, self.replica.device)

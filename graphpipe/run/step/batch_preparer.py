@@ -16,6 +16,7 @@ from graphpipe.run.step.build_worker import match_modes
 from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.step.programs_by_shape import ProgramsByShape, ShapedPrograms, format_inputs
 from graphpipe.run.step.refit_replicas import refit_replicas
+from graphpipe.run.step.smaller_batches import smaller_plan
 from graphpipe.run.worker.worker import StageWorker
 
 
@@ -53,26 +54,26 @@ class BatchPreparer:
             like: the first mini-batch of the segment, whose shapes this one must have.
 
         Raises:
-            InvalidInput: inputs are missing, rows disagree, shapes differ, or a training is given another number of
-                samples; or a weight was unfrozen after the pipeline was built.
+            InvalidInput: inputs are missing, rows disagree, shapes differ, or a training is given a number of samples
+                that its micro-batches do not divide; or a weight was unfrozen after the pipeline was built.
         """
         if training:
             self.shapes.check_trained()
         planned = self.plan.graph.inputs
         if isinstance(given, BatchShare):
-            self._check_size(size := len(given.samples), training=training)
+            planned_for = self._check_size(size := len(given.samples), training=training)
             needs, samples, with_targets = self.needs(size), given.samples, given.with_targets
             named, targets = check_share(given, needs, planned), given.targets
         else:
             inputs, targets = given
-            named = name_inputs(tuple(each.name for each in planned), inputs)
-            self._check_size(size := check_rows(named, targets), training=training)
+            named = name_inputs(self.plan.graph.input_layout, inputs)
+            planned_for = self._check_size(size := check_rows(named, targets), training=training)
             needs, samples, with_targets = None, (), targets is not None
         batch = MiniBatch(
             inputs=named,
             targets=targets,
             size=size,
-            micro_batches=tuple(stage.micro_batch for stage in self.plan.stages),
+            micro_batches=tuple(stage.micro_batch for stage in planned_for.stages),
             key=(self.options.seed, step),
             training=training,
             specs=self.shapes.first.specs,
@@ -88,15 +89,11 @@ class BatchPreparer:
             self.seen.add(batch)
         return batch
 
-    def _check_size(self, size: int, *, training: bool) -> None:
+    def _check_size(self, size: int, *, training: bool) -> Plan:
+        # The plan for so many samples.
         if not size:
             raise InvalidInput("the mini-batch has no samples", where="step" if training else "evaluate")
-        if training and size != self.plan.batch_size:
-            raise InvalidInput(
-                f"the mini-batch has {size} samples, the plan is for {self.plan.batch_size}",
-                where="step",
-                remedy="Drop the last, smaller batch of an epoch, or plan for this batch size.",
-            )
+        return smaller_plan(self.plan, size) if training else self.plan
 
     def report_invalid(self, error: InvalidInput) -> None:
         """Report an invalid mini-batch to the other ranks; return if all of them found the same error.

@@ -4,7 +4,8 @@ prepare | forwards, backwards and reductions | scalar sum | optimizer | buffers 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from graphpipe.plans import Plan
@@ -15,6 +16,7 @@ from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.mini_batch import MiniBatch
 from graphpipe.run.step.batch_preparer import BatchPreparer
 from graphpipe.run.step.build_worker import align_all_buffers
+from graphpipe.run.step.smaller_batches import SmallerStep
 from graphpipe.run.step.step_summary import StepSummary, check_finite, summarise_step
 from graphpipe.run.weights.weight_update import WeightUpdate
 from graphpipe.run.worker.step_batches import StepBatches
@@ -29,6 +31,8 @@ class TrainStep:
 
     plan: Plan
     lowered: LoweredSchedule
+    smaller: Callable[[int], SmallerStep]
+    """Returns how to train on fewer samples than the plan's."""
     output_stage: int
     worker: StageWorker
     batches: BatchPreparer
@@ -62,30 +66,54 @@ class TrainStep:
         monitor, recorder = self.worker.monitor, self.worker.recorder
         monitor.begin_step(step)
         batch = self.batches.prepare(batch)
-        recorder.begin()
-        summary = self._compute(batch)
+        if batch.size == self.plan.batch_size:
+            recorder.begin()
+            loss = self._run(batch, self.lowered, step)
+            recorder.end(self._devices)
+        else:
+            with self._smaller(batch.size) as lowered:
+                loss = self._run(batch, lowered, step)
+        monitor.end_step()
+        return loss
+
+    def _run(self, batch: MiniBatch, lowered: LoweredSchedule, step: int) -> float:
+        summary = self._compute(batch, lowered)
         self.gradient_norms = [norm if self._with_norms and math.isfinite(norm := summary.gradient_norm) else None]
         overflown = self.loss_scale is not None and not self.loss_scale.exhausted and summary.overflown
         if not overflown:
             check_finite(summary, self.plan, step)
         self._update(summary, overflown=overflown)
         align_all_buffers(self.worker)
-        recorder.end(self._devices)
-        monitor.end_step()
         return summary.loss
 
-    def _compute(self, batch: MiniBatch) -> StepSummary:
+    @contextmanager
+    def _smaller(self, size: int) -> Generator[LoweredSchedule]:
+        # Such a step is not recorded: a trace is one of the plan.
+        worker, smaller = self.worker, self.smaller(size)
+        worker.messages.open(smaller.pairs)
+        recording, worker.recorder.on = worker.recorder.on, False
+        lasts = [(replica, replica.last) for replica in worker.replicas.values()]
+        try:
+            for (stage, device), replica in worker.replicas.items():
+                replica.last = smaller.lasts.get((stage, device))
+            yield smaller.lowered
+        finally:
+            worker.recorder.on = recording
+            for replica, last in lasts:
+                replica.last = last
+
+    def _compute(self, batch: MiniBatch, lowered: LoweredSchedule) -> StepSummary:
         worker = self.worker
         self.update.clear()
         self.sums.expect()
         with preserve_rng_state(worker.world.device):
-            runs = run_step(worker, self.lowered, StepBatches.of((batch,)), self.loss_fn)
+            runs = run_step(worker, lowered, StepBatches.of((batch,)), self.loss_fn)
         if self.loss_scale is not None:
             self.update.scale_gradients(1 / self.loss_scale.factor)
         summary = summarise_step(self.sums, self.plan, [*runs.values()], self.output_stage, with_norms=self._with_norms)
         if not summary.loss_weight:
             return summary
-        factor = self.plan.batch_size / summary.loss_weight  # see `sample_loss`
+        factor = batch.size / summary.loss_weight  # see `sample_loss`
         if factor == 1:
             return summary
         self.update.scale_gradients(factor)

@@ -1,5 +1,6 @@
 """Statistics over the samples in a forward were those of a micro-batch, and a scalar output passed as 0 bytes."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,8 @@ MIXES: dict[str, Mix] = {
     "cumulative": lambda y: y.cumsum(0),
     "joined": lambda y: y - y.reshape(-1, 2).mean(0).repeat(3),
 }
+NORMED = ("standard deviation", "maximum", "sum of all")
+"""What the norm after it, or the selection of features, takes away again."""
 PER_SAMPLE: dict[str, Mix] = {
     "features": lambda y: y - y.mean(1, keepdim=True),
     "softmax": lambda y: torch.softmax(y, 1),
@@ -66,11 +69,15 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.filterwarnings("ignore:.*mixes the samples")
 @pytest.mark.parametrize("name", MIXES)
 def test_in_a_submodule(name: str) -> None:
     model, loss = inside(MIXES[name]), nn.functional.cross_entropy
     with pytest.warns(UserWarning, match=r"'1' mixes the samples of a batch \(\w+\).*whole_batch=\['1'\]"):
         gp.capture(model, batch()[0].float())
+    for cut in () if name in NORMED else (1, 2):  # the stage with the loss, or one before it
+        with pytest.raises(gp.InvalidInput, match=r"the forward of '1' mixes .* and the loss depends on it"):
+            distance(copy.deepcopy(model), [batch()], loss, cut=cut, micro_batch=4)
     assert distance(model, [batch()] * 2, loss, whole_batch=["1"]) < 1e-12
 
 
@@ -152,3 +159,101 @@ def test_norms_over_the_batch_are_those_of_micro_batches() -> None:
     """As in every pipeline, and as the limits say."""
     model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
     assert len(gp.capture(model, batch()[0].float()).ops) == 2
+
+
+class Beside(nn.Module):
+    """Returns a value of all samples beside one of each sample."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.kind, self.one, self.two = kind, nn.Linear(6, 6), nn.Linear(6, 3)
+        self.register_buffer("seen", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        hidden = self.one(x)
+        y = self.two(hidden)
+        match self.kind:
+            case "similarities":
+                return {"y": y, "beside": hidden @ hidden.T}
+            case "mean":
+                return {"y": y, "beside": 0.5 * hidden.square().mean() + y.mean() / 3}
+            case "product of means":
+                return {"y": y, "beside": (hidden.mean(0) * y.mean()).sum()}
+            case "of a constant":
+                return {"y": y, "beside": (hidden.mean(0).detach() - hidden).square()}
+            case "squared later":
+                return {"y": y, "beside": hidden.mean()}
+            case "kept in a buffer":
+                with torch.no_grad():
+                    self.get_buffer("seen").copy_(hidden.mean(0))
+                return {"y": y, "beside": hidden}
+            case "counted":  # as a router counts the words of each expert
+                counts = torch.histc(hidden.argmax(1).to(hidden.dtype), bins=6, min=0, max=5)
+                order = hidden.argmax(1).argsort(stable=True)
+                back = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0]))
+                return {"y": y, "beside": (hidden[order] * counts.sum().sign())[back]}
+            case _:
+                return {"y": y, "beside": hidden.square().sum()}
+
+
+def of_both(output: dict[str, Tensor], target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output["y"], target) + 0.1 * output["beside"].mean()
+
+
+def of_square(output: dict[str, Tensor], target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output["y"], target) + output["beside"].mean().square()
+
+
+def of_one(output: dict[str, Tensor], target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output["y"], target)
+
+
+def as_sum(output: dict[str, Tensor], target: Tensor) -> tuple[Tensor, int]:
+    return output["beside"], len(target)
+
+
+def by_hand(output: dict[str, Tensor], target: Tensor) -> Tensor:
+    return output["beside"] / len(target)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.filterwarnings("ignore:.*mixes the samples")
+@pytest.mark.parametrize("micro_batch", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("kind", "loss_fn"),
+    [
+        *((kind, of_both) for kind in ("similarities", "product of means", "of a constant", "sum")),
+        ("squared later", of_square),
+    ],
+)
+def test_a_loss_of_mixed_parts_is_refused(kind: str, loss_fn: Any, micro_batch: int) -> None:
+    model = Beside(kind)
+    with pytest.raises(gp.InvalidInput, match=r"mixes the samples of a batch .* and the loss depends on it"):
+        distance(model, [batch()], loss_fn, micro_batch=micro_batch, cut=0)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.filterwarnings("ignore:.*mixes the samples")
+@pytest.mark.parametrize(
+    ("kind", "loss_fn"),
+    [
+        ("similarities", of_one),  # CLIP returns those of a micro-batch
+        ("product of means", of_one),
+        ("mean", of_both),
+        ("counted", of_both),
+        ("kept in a buffer", of_both),
+    ],
+)
+def test_what_is_exact_all_the_same_is_trained(kind: str, loss_fn: Any) -> None:
+    """Refusing all of these by their shapes refused Mixtral, CLIP and moving averages."""
+    model = Beside(kind)
+    state = model.get_buffer("seen").clone()
+    away = distance(model, [batch()] * 2, loss_fn, cut=0)
+    assert away < 1e-12 or (kind == "kept in a buffer" and not torch.equal(model.get_buffer("seen"), state))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.filterwarnings("ignore:.*mixes the samples")
+def test_a_sum_is_exact_with_its_weight() -> None:
+    assert distance(Beside("sum"), [batch()] * 2, as_sum, plain_loss=by_hand, cut=0) < 1e-12

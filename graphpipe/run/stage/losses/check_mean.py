@@ -50,7 +50,7 @@ def check_mean(loss_fn: Callable[[Any, Any], Any], output: Any, targets: Any, *,
         both = _part(output, targets, rows, 0, 2 * part, factor, scaled=part)
         with torch.no_grad(), preserve_rng_state(leaves(output)[0].device):
             try:
-                found = [_sum(loss_fn, *each) for each in (*halves, both, both)]
+                found = [sum_and_weight(loss_fn, *each) for each in (*halves, both, both)]
             except Exception:  # a loss that takes no other number of samples
                 return
         (one, of_one), (other, of_other), (total, of_total), again = found
@@ -111,8 +111,15 @@ def _has_weights(loss_fn: Callable[[Any, Any], Any], part: tuple[Any, Any, int])
     return isinstance(loss_fn, WeightedLoss) or isinstance(loss_fn(*part[:2]), tuple)
 
 
-def _sum(loss_fn: Callable[[Any, Any], Any], output: Any, targets: Any, count: int) -> tuple[float, float]:
-    # The sum of the losses of some samples, and of their weights, both as the function says.
+def sum_and_weight(loss_fn: Callable[[Any, Any], Any], output: Any, targets: Any, count: int) -> tuple[float, float]:
+    """Return the sum of the losses of some samples, and of their weights, both as the function says.
+
+    Args:
+        loss_fn: returns a mean, or a sum and its weight.
+        output: of the model.
+        targets: of the samples.
+        count: of the samples.
+    """
     if isinstance(loss_fn, WeightedLoss):
         weight = float(loss_fn.weight(targets))
         return (float(loss_fn(output, targets)) * weight if weight else 0.0), weight

@@ -1,0 +1,81 @@
+"""Whether a plan can train the smaller mini-batches of an epoch, such as the last one, found before the first step."""
+
+import time
+from collections.abc import Iterable, Iterator, Sized
+from functools import partial
+from itertools import islice
+from typing import Any, cast
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from graphpipe.errors import InvalidInput
+from graphpipe.model.inputs import name_inputs
+from graphpipe.plans import Plan
+from graphpipe.run.device.random_state import RandomState
+from graphpipe.run.step.smaller_batches import smaller_plan
+from graphpipe.training.config.settings import TrainConfig
+from graphpipe.training.task.task import Task, as_batch
+
+_SECONDS = 10.0
+"""For how long an epoch is read whose sizes are not known otherwise."""
+
+
+def check_sizes(config: TrainConfig, task: Task, plan: Plan) -> None:
+    """Check that the micro-batches of a plan divide every mini-batch of the first epoch, as far as a training goes.
+
+    The sizes of a list and of a `DataLoader` are known. Other epochs are read for a while.
+
+    Args:
+        config: of the training.
+        task: its task. A data set drops what is left of an epoch.
+        plan: to be run.
+
+    Raises:
+        InvalidInput: they do not divide one.
+    """
+    if task.epoch is None:
+        return
+    random = RandomState.now()
+    try:
+        epoch = cast("object", task.epoch(0, config.train.batch_size, config.train.seed))
+        left = _left_over(epoch)
+        batches = _for_a_while(cast("Iterable[object]", epoch), config.train.steps)
+        for size in map(partial(_size, plan), batches) if left is None else left:
+            _check(plan, size)
+    finally:
+        random.restore()
+
+
+def _check(plan: Plan, size: int) -> None:
+    try:
+        smaller_plan(plan, size)
+    except InvalidInput as error:
+        raise InvalidInput(error.what, where="epoch", remedy=error.remedy) from None
+
+
+def _left_over(epoch: object) -> list[int] | None:
+    # The samples of a loader's last mini-batch, if there are fewer; None if that is not known without reading.
+    if not isinstance(epoch, DataLoader):
+        return None
+    loader = cast("DataLoader[Any]", epoch)
+    if (
+        loader.batch_size is None
+        or isinstance(loader.dataset, IterableDataset)
+        or not isinstance(loader.sampler, Sized)
+    ):
+        return None
+    left = 0 if loader.drop_last else len(loader.sampler) % loader.batch_size
+    return [left] if left else []
+
+
+def _for_a_while(epoch: Iterable[object], steps: int | None) -> Iterator[object]:
+    end = time.monotonic() + _SECONDS
+    for batch in islice(epoch, steps):
+        yield batch
+        if time.monotonic() > end:
+            return
+
+
+def _size(plan: Plan, batch: object) -> int:
+    inputs, _ = as_batch(batch, "a mini-batch of the epoch")
+    return len(next(iter(name_inputs(plan.graph.input_layout, inputs).values())))
