@@ -30,6 +30,7 @@ MODULES = {
     "runtime": "running.runtime",
     "prediction": "running.predicted.prediction",
     "measured": "published.measured",
+    "sailor": "published.sailor",
     "zero-bubble": "published.zero_bubble",
     "rank-memory": "running.memory.rank_memory",
     "loads": "running.predicted.loads",

@@ -1,7 +1,9 @@
 """`graphpipe import`: read another tool's profile as a graph, or its profiles and plans as plans."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
@@ -12,9 +14,12 @@ from graphpipe.graph.import_pipedream import read_pipedream
 from graphpipe.graph.import_piper import read_piper
 from graphpipe.units import parse_bytes
 
+if TYPE_CHECKING:
+    from graphpipe.plans import Plan
+
 READERS = {"pipedream": read_pipedream, "piper": read_piper}
 """Formats of a profile, which becomes a graph."""
-FOLDERS = ("aceso",)
+FOLDERS = ("aceso", "sailor")
 """Formats of a folder, which becomes plans."""
 PIPEEDGE = "pipeedge"
 """The format of a folder of profiles, which becomes a graph, its costs and a cluster."""
@@ -30,11 +35,11 @@ graphpipe plan graph.json --cluster local:2 --batch 64"""
 def add(subparsers: Subparsers) -> None:
     """Add the verb."""
     parser = add_verb(subparsers, "import", "read another tool's profiles and plans", EXAMPLE)
-    parser.add_argument("file", metavar="FILE", help="a profile; for aceso and pipeedge, the folder of profiles")
+    parser.add_argument("file", metavar="FILE", help="a profile; for aceso, sailor and pipeedge, the folder of files")
     parser.add_argument("--format", required=True, choices=sorted((*READERS, *FOLDERS, PIPEEDGE)))
-    parser.add_argument("--samples", type=int, metavar="N", help="samples in the profiled batch (not aceso)")
-    parser.add_argument("--plan", metavar="NAME", help="only this plan (aceso; default: all)")
-    parser.add_argument("--node-gpus", type=int, metavar="N", help="GPUs of a node (aceso; default: 8)")
+    parser.add_argument("--samples", type=int, metavar="N", help="samples in the profiled batch (pipedream, piper)")
+    parser.add_argument("--plan", metavar="NAME", help="only this plan (aceso, sailor; default: all)")
+    parser.add_argument("--node-gpus", type=int, metavar="N", help="GPUs of a node (default: aceso 8, sailor 4)")
     parser.add_argument("--memory", metavar="BYTES", help="of a GPU, such as 24GB (aceso; default: enough)")
     parser.add_argument("--model", metavar="NAME", help="the model to read (pipeedge; default: the only one)")
     parser.add_argument(
@@ -47,8 +52,8 @@ def add(subparsers: Subparsers) -> None:
         "--output",
         required=True,
         metavar="FILE",
-        help="where to write the graph; for aceso, the folder for graph, costs, cluster and plan; pipeedge writes "
-        ".costs.json and .cluster.toml beside the graph",
+        help="where to write the graph; for aceso and sailor, the folder for graph, costs, cluster and plan; pipeedge "
+        "writes .costs.json and .cluster.toml beside the graph",
     )
     parser.set_defaults(run=run)
 
@@ -79,19 +84,16 @@ def _check_options(args: argparse.Namespace) -> None:
 
 
 def _import_folder(args: argparse.Namespace, output: Output) -> int:
-    from graphpipe.importers.aceso_files import AcesoFiles
-    from graphpipe.importers.read_aceso import NODE_GPUS, read_aceso
     from graphpipe.importers.write_plan_parts import write_plan_parts
 
-    gpus = NODE_GPUS if args.node_gpus is None else args.node_gpus
     memory = parse_bytes(args.memory, "--memory") if args.memory is not None else None
-    for option, value in (("--node-gpus", gpus), ("--memory", memory)):
+    for option, value in (("--node-gpus", args.node_gpus), ("--memory", memory)):
         if value is not None and value <= 0:
             raise InvalidInput(f"is {value:g}, must be positive", where=option)
-    names = [args.plan] if args.plan else sorted(AcesoFiles.find(args.file).plans)
+    names, read = (_sailor if args.format == "sailor" else _aceso)(args, memory)
     written: list[dict[str, object]] = []
-    for name in names:
-        plan = read_aceso(args.file, name, node_gpus=gpus, memory_bytes=memory)
+    for name in [args.plan] if args.plan else names:
+        plan = read(name)
         folder = Path(args.output) / name
         paths = write_plan_parts(plan, folder)
         sizes = f"{len(plan.graph.ops)} operators, {len(plan.stages)} stages, {len(plan.used_devices)} devices"
@@ -99,6 +101,25 @@ def _import_folder(args: argparse.Namespace, output: Output) -> int:
         written.append({"name": name, "files": list(map(str, paths)), "stages": len(plan.stages)})
     output.emit({"plans": written})
     return 0
+
+
+def _aceso(args: argparse.Namespace, memory: float | None) -> tuple[list[str], Callable[[str], "Plan"]]:
+    from graphpipe.importers.aceso_files import AcesoFiles
+    from graphpipe.importers.read_aceso import NODE_GPUS, read_aceso
+
+    gpus = args.node_gpus or NODE_GPUS
+    names = sorted(AcesoFiles.find(args.file).plans)
+    return names, lambda name: read_aceso(args.file, name, node_gpus=gpus, memory_bytes=memory)
+
+
+def _sailor(args: argparse.Namespace, memory: float | None) -> tuple[list[str], Callable[[str], "Plan"]]:
+    from graphpipe.importers.read_sailor import NODE_GPUS, read_sailor
+    from graphpipe.importers.sailor_files import SailorFiles
+
+    if memory is not None:
+        raise InvalidInput("does not go with --format sailor", where="--memory", remedy="Leave it out.")
+    names = sorted(SailorFiles.load(args.file).runs)
+    return names, lambda name: read_sailor(args.file, name, node_gpus=args.node_gpus or NODE_GPUS)
 
 
 def _import_pipeedge(args: argparse.Namespace, output: Output) -> int:

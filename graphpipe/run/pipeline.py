@@ -13,6 +13,7 @@ from graphpipe.model.stage_program import StageProgram
 from graphpipe.model.without_data.construction import ModelBuilder
 from graphpipe.model.without_data.meta_model import without_data
 from graphpipe.plans import Plan
+from graphpipe.run.averaged import averaged, copy_to_followers
 from graphpipe.run.comm.rank_placement import RankLayout, layout
 from graphpipe.run.comm.world import World, join
 from graphpipe.run.device.precision import LossScale
@@ -32,7 +33,6 @@ from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.mini_batch import MiniBatch
 from graphpipe.run.stage.shares.batch_share import GivenBatch, InputsOrShare, given_batch
 from graphpipe.run.stage.shares.needs import Needs
-from graphpipe.run.step.averaged import averaged, copy_to_followers
 from graphpipe.run.step.evaluate_all import EachBatch, evaluate_all
 from graphpipe.run.step.evaluation import Evaluated
 from graphpipe.run.step.pipeline_options import PipelineOptions

@@ -1,9 +1,9 @@
 """The first samples of a task, for what comes before a training: checks and profiles."""
 
 from graphpipe.model.inputs import with_containers
+from graphpipe.run.device.seeded import seeded
 from graphpipe.run.stage.shares.needs import Needs
 from graphpipe.training.task.sample_order import epoch_order
-from graphpipe.training.task.seeded import seeded
 from graphpipe.training.task.share_reader import BatchRequest, ShareReader
 from graphpipe.training.task.task import Batch, Task, as_batch
 

@@ -9,7 +9,7 @@ from torch.utils.data import Sampler
 
 from graphpipe.errors import InvalidInput
 from graphpipe.run.device.rng import derive_seed
-from graphpipe.training.task.seeded import seeded
+from graphpipe.run.device.seeded import seeded
 from graphpipe.training.task.user_function import why_not_called
 
 OrderFunction = Callable[[int, int], Iterable[int]]

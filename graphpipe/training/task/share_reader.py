@@ -14,11 +14,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from graphpipe.errors import InvalidInput
 from graphpipe.run.device.rng import derive_seed
+from graphpipe.run.device.seeded import seed_all, seeded
 from graphpipe.run.stage.shares.batch_share import BatchShare
 from graphpipe.run.stage.shares.needs import Needs
 from graphpipe.run.stage.tensor_tree import leaves, map_tensors
 from graphpipe.training.task.sample_source import TARGETS, SampleSource
-from graphpipe.training.task.seeded import seed_all, seeded
 from graphpipe.user_frames import describe_error
 
 _OPEN_FILES = "/proc/self/fd"

@@ -14,10 +14,10 @@ import graphpipe as gp
 from graphpipe.files.json_document import write_document
 from graphpipe.launch.first_failure import RankFailed
 from graphpipe.planning.by_hand import HandPlan
+from graphpipe.run.device.seeded import seeded
 from graphpipe.training.run_folder.evaluations_log import read_evaluations
 from graphpipe.training.run_folder.metrics_log import read_metrics_log
 from graphpipe.training.task.dataset_reader import DatasetReader
-from graphpipe.training.task.seeded import seeded
 from graphpipe.training.task.share_reader import BatchRequest, ShareReader
 from graphpipe.training.task.task import load_task
 
