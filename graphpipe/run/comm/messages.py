@@ -1,6 +1,6 @@
 """Messages between ranks: started in the order of the schedule, waited for only when their values are needed."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch.distributed as dist
@@ -83,18 +83,25 @@ class RankMessages:
             warm_up(self.world, [pair for one in disjoint_rounds(new) for pair in one])
         self.warm |= new
 
-    def send(self, rows: Tensor, peer: int, transfer: Transfer) -> None:
-        """Start sending `rows`, a value of a transfer, to rank `peer`."""
-        rows = rows.contiguous()
-        with self.world.waiting_for(peer):
-            work = self.world.p2p.send(rows, peer)
-        self.sending.setdefault(id(transfer), []).append(PendingMessage(work, rows, peer, self.world))
+    def send(self, values: Sequence[Tensor], peer: int, transfer: Transfer) -> None:
+        """Start sending the values of a transfer to rank `peer`."""
+        pending = self._start([rows.contiguous() for rows in values], peer, sends=True)
+        self.sending.setdefault(id(transfer), []).extend(pending)
 
-    def receive(self, rows: Tensor, peer: int) -> PendingMessage:
-        """Start receiving from rank `peer` into `rows`, which must be contiguous."""
-        assert rows.is_contiguous()
+    def receive(self, values: Sequence[Tensor], peer: int) -> list[PendingMessage]:
+        """Start receiving the values of a transfer from rank `peer` into tensors, which must be contiguous."""
+        assert all(rows.is_contiguous() for rows in values)
+        return self._start(values, peer, sends=False)
+
+    def _start(self, values: Sequence[Tensor], peer: int, *, sends: bool) -> list[PendingMessage]:
+        p2p = self.world.p2p
         with self.world.waiting_for(peer):
-            return PendingMessage(self.world.p2p.receive(rows, peer), rows, peer, self.world)
+            if len(values) > 1 and self.world.in_order:
+                works = p2p.together(values, peer, sends=sends)
+            else:
+                works = [p2p.send(rows, peer) if sends else p2p.receive(rows, peer) for rows in values]
+        each = works if len(works) == len(values) else works * len(values)
+        return [PendingMessage(work, rows, peer, self.world) for work, rows in zip(each, values, strict=True)]
 
     def release(self, transfers: Iterable[Transfer]) -> None:
         """Release what these transfers sent, because the peers have received it."""

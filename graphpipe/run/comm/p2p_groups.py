@@ -1,6 +1,6 @@
 """Point-to-point messages of one rank: in which group of ranks each of them goes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -60,6 +60,21 @@ class P2PGroups:
         """Start to receive into a contiguous tensor."""
         group, place = self._group(source, self.rank, source)
         return group.recv([_real(tensor)], place, tag)
+
+    def together(self, tensors: Sequence[Tensor], peer: int, *, sends: bool) -> list[dist.Work]:
+        """Start to send, or to receive, several tensors at once, in their order. The peer does the opposite alike.
+
+        NCCL starts one kernel for all of them.
+
+        Returns:
+            what to wait for: of each tensor, or one of all.
+        """
+        source, target = (self.rank, peer) if sends else (peer, self.rank)
+        group, place = self._group(source, target, peer)
+        start = dist.isend if sends else dist.irecv
+        return dist.batch_isend_irecv(
+            [dist.P2POp(start, _real(tensor), group=group, group_peer=place) for tensor in tensors]
+        )
 
     @property
     def all(self) -> list[dist.ProcessGroup]:

@@ -51,15 +51,16 @@ class Transfers(Generic[AnyReplica, AnyRun]):
             buffers = self._buffers(transfer)
             joint = transfer.direction == "forward" and bool(worker.placement.plan.joint_edges.outputs)
             sent = {spec.name for spec in sent_values(transfer, specs)}
-            for name, rows in buffers.items():
-                if name not in sent:
-                    self._copy_left_out(transfer, name, rows)
-                    continue
-                message = worker.messages.receive(rows, peer)
+            coming = {name: rows for name, rows in buffers.items() if name in sent}
+            messages = worker.messages.receive([*coming.values()], peer)
+            for name, message in zip(coming, messages, strict=True):
                 target.received.expect(transfer.target_task, message)
                 if joint:
                     target.received.lend(transfer.target_task, (transfer.edge, name, transfer.samples.start), message)
-        return sum(rows.nbytes for name, rows in buffers.items() if name in sent)
+            for name, rows in buffers.items():
+                if name not in sent:
+                    self._copy_left_out(transfer, name, rows)
+        return sum(rows.nbytes for rows in coming.values())
 
     def size_of(self, transfer: Transfer) -> int:
         """Return the bytes of a transfer's messages."""
@@ -80,6 +81,7 @@ class Transfers(Generic[AnyReplica, AnyRun]):
         sent = all_values(transfer, specs) if copied else sent_values(transfer, specs)
         if transfer.without and transfer.direction == "backward":
             held.hold(transfer, {name: value[window] for name, value in outgoing.items()}, specs, stream)
+        leaving: list[Tensor] = []
         for spec in sent:
             rows = outgoing[spec.name][window]
             stream.hold([rows])
@@ -92,7 +94,9 @@ class Transfers(Generic[AnyReplica, AnyRun]):
             if here:
                 buffers[spec.name].copy_(rows)
             else:
-                worker.messages.send(rows, peer, transfer)
+                leaving.append(rows)
+        if leaving:
+            worker.messages.send(leaving, peer, transfer)
         if here:
             received = self.runs[transfer.target_task.stage, transfer.target_device].received
             received.note(transfer.target_task, stream.mark())

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import pytest
 import torch
 
 from graphpipe.run.comm.messages import RankMessages
@@ -28,6 +29,7 @@ class Network:
 
     sent: list[Sending] = field(default_factory=list[Sending])
     peers: list[int] = field(default_factory=list[int])
+    in_order: bool = True
 
     @property
     def p2p(self) -> "Network":
@@ -37,6 +39,11 @@ class Network:
         assert rows.is_contiguous()
         self.sent.append(Sending())
         return self.sent[-1]
+
+    def together(self, tensors: list[torch.Tensor], peer: int, *, sends: bool) -> list[Sending]:
+        assert sends
+        self.sent.append(Sending())
+        return self.sent[-1:]
 
     @contextmanager
     def waiting_for(self, peer: int) -> Generator[None]:
@@ -49,7 +56,7 @@ def start(*peers: int) -> tuple[RankMessages, Network, list[Transfer]]:
     messages = RankMessages(cast(World, network))
     transfers = [cast(Transfer, object()) for _ in peers]
     for peer, transfer in zip(peers, transfers, strict=True):
-        messages.send(torch.zeros(4, 2)[:, 0], peer, transfer)
+        messages.send([torch.zeros(4, 2)[:, 0]], peer, transfer)
     return messages, network, transfers
 
 
@@ -60,6 +67,18 @@ def test_a_drain_waits_for_every_message_sent() -> None:
     assert all(each.waited for each in network.sent)
     assert network.peers == [1, 2, 2] * 2  # the peer is named while a send starts, and while it is waited for
     assert not messages.sending
+
+
+@pytest.mark.parametrize(("in_order", "count"), [(True, 1), (False, 2)])
+def test_the_values_of_a_transfer_are_one_message_for_nccl(in_order: bool, count: int) -> None:
+    """Each value was a call of its own, for which NCCL starts a kernel."""
+    network, transfer = Network(in_order=in_order), cast(Transfer, object())
+    messages = RankMessages(cast(World, network))
+    messages.send([torch.zeros(4, 2)[:, 0], torch.zeros(3)], 1, transfer)
+    assert len(network.sent) == count
+    assert [it.rows.shape for it in messages.sending[id(transfer)]] == [(4,), (3,)]
+    messages.release([transfer])
+    assert all(each.waited for each in network.sent)
 
 
 def test_what_was_sent_is_freed_only_after_it_was_waited_for() -> None:

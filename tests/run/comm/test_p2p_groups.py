@@ -17,6 +17,7 @@ def test_messages_arrive_intact_and_each_direction_has_its_own_connection(tmp_pa
     for rank, found in enumerate(values(run_ranks(exchange, 3, tmp_path))):
         others = {str(other) for other in range(3) if other != rank}
         assert found["come"] == {other: [100 * int(other) + number for number in range(MESSAGES)] for other in others}
+        assert found["together"] == found["come"]
         assert found["apart"]
 
 

@@ -1,6 +1,6 @@
 """Ranks whose messages do not have tags: gloo, used only as NCCL could be."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import run_scenarios
@@ -42,10 +42,11 @@ def wait_for_every_message() -> None:
         send(messages, *given)
         messages.drain()
 
-    def receive_and_wait(messages: RankMessages, rows: Tensor, peer: int) -> PendingMessage:
-        message = receive(messages, rows, peer)
-        message.wait()
-        return message
+    def receive_and_wait(messages: RankMessages, values: Sequence[Tensor], peer: int) -> list[PendingMessage]:
+        coming = receive(messages, values, peer)
+        for message in coming:
+            message.wait()
+        return coming
 
     RankMessages.send, RankMessages.receive = send_and_wait, receive_and_wait  # type: ignore[method-assign]
 
@@ -77,6 +78,15 @@ def record() -> list[str]:
 
         return noted
 
+    together = P2PGroups.together
+
+    def noted_together(ways: P2PGroups, tensors: Sequence[Tensor], peer: int, *, sends: bool) -> list[dist.Work]:
+        source, target = (ways.rank, peer) if sends else (peer, ways.rank)
+        ranks = dist.get_process_group_ranks(ways.pairs[source, target])
+        posted.extend(f"message {source}>{target} {rows(tensor)} in {ranks}" for tensor in tensors)
+        return together(ways, tensors, peer, sends=sends)
+
+    P2PGroups.together = noted_together  # type: ignore[method-assign]
     P2PGroups.send = note_message(P2PGroups.send, lambda own, peer: (own, peer))  # type: ignore[method-assign]
     P2PGroups.receive = note_message(P2PGroups.receive, lambda own, peer: (peer, own))  # type: ignore[method-assign]
     dist.all_reduce = note("sum", dist.all_reduce, rows)

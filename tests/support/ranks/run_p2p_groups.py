@@ -48,5 +48,15 @@ def exchange() -> dict[str, object]:
         work.wait()
     apart = len({id(ways.up), id(ways.down), id(world.everyone)}) == 3 and all(upwards) and not any(downwards)
     world.p2p_groups = ways
+    together = {rank: [torch.zeros_like(each) for each in own] for rank in others}
+    works = [
+        work
+        for rank in others
+        for tensors, sends in ((own, True), (together[rank], False))
+        for work in world.p2p.together(tensors, rank, sends=sends)
+    ]
+    for work in works:
+        work.wait()
     world.leave()
-    return {"come": {str(rank): [int(each) for each in row] for rank, row in come.items()}, "apart": apart}
+    numbers = [{str(rank): [int(each) for each in row] for rank, row in some.items()} for some in (come, together)]
+    return {"come": numbers[0], "together": numbers[1], "apart": apart}

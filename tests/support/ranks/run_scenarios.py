@@ -73,9 +73,9 @@ def messages_kept(evaluated: int) -> list[tuple[int, int]]:
     kept: list[int] = []
     send = RankMessages.send
 
-    def counted(self: RankMessages, rows: Tensor, peer: int, transfer: Transfer) -> None:
-        send(self, rows, peer, transfer)
-        kept.append(len(self.sending))
+    def counted(self: RankMessages, values: Sequence[Tensor], peer: int, transfer: Transfer) -> None:
+        send(self, values, peer, transfer)
+        kept.extend([len(self.sending)] * len(values))
 
     RankMessages.send = counted
     found: list[tuple[int, int]] = []
