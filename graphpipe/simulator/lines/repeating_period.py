@@ -226,8 +226,10 @@ class Period:
         if self.ports:  # A message also waits for others in the ports at its ends, in both directions.
             for pair, level in self.ports.items():
                 received[pair] = received[pair], level
-            pairs = dict.fromkeys([*received, *(pair[::-1] for pair in received)])
-            received = {pair: (received.get(pair), received.get(pair[::-1])) for pair in pairs}
+            pairs = dict.fromkeys([*received, *((there, here) for here, there in received)])
+            received = {
+                (here, there): (received.get((here, there)), received.get((there, here))) for here, there in pairs
+            }
         for stage in range(len(self.plan.stages)) if self.is_segment or self.ports else ():
             for source, target in product(self.lines_of(stage), repeat=2):  # Each waits for the gradients of all.
                 received[source, target] = received.get((source, target)), self.hosted[target].index(stage)
