@@ -10,7 +10,7 @@ from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import beside_stages, needed_bytes
 from graphpipe.units import format_bytes
 
-_SEARCHES = 3
+_MORE_SEARCHES = 2
 """Searches, each of which sets aside what the plan of the one before holds besides its stages."""
 
 
@@ -31,13 +31,18 @@ def plan_beside_stages(problem: Problem, search: Callable[[Problem], Plan]) -> P
     aside = {kind.name: kind.context_bytes + kind.workspace_bytes for kind in cluster.device_types}
     if not any(aside[kind.name] or kind.communicator_bytes or kind.reserved_share for kind in cluster.device_types):
         return search(problem)
-    for _ in range(_SEARCHES):
-        best = replace(search(replace(problem, cluster=_left(cluster, aside))), cluster=cluster)
+
+    def searched() -> Plan:
+        return replace(search(replace(problem, cluster=_left(cluster, aside))), cluster=cluster)
+
+    best = searched()
+    for _ in range(_MORE_SEARCHES):
         if _fits(best):
             break
         for device, held in beside_stages(best).items():
             kind = cluster.devices[device].type
             aside[kind] = max(aside[kind], held.total - held.reserved)
+        best = searched()
     return best  # If it does not fit either, the verifier says so.
 
 
