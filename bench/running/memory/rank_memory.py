@@ -15,10 +15,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench.record import ROOT, save
+from bench.record import ROOT, append_row, read_rows, save
 from bench.running.memory.rank_memory_rank import COPIES, LAYERS, NOTES, STEPS, WIDE, plan_of
 from bench.tables import markdown
 
+NAME = "rank-memory"
 RANKS, WAYS = (2, 4, 8), ("gp.Pipeline", "graphpipe train", "gp.Pipeline, a model with data")
 LIMITS = {"steady": 1.1, "start": 1.5, "saving": 1.5}
 """The most of a share that a phase may hold."""
@@ -70,24 +71,30 @@ def _command(way: str, ranks: int, optimizer: str, folder: Path) -> list[str]:
     return [sys.executable, "-m", "graphpipe", "train", "memory.toml", "--plan", "plan.json"]
 
 
+def _key(row: dict[str, Any]) -> tuple[str, int, str]:
+    return row["way"], row["ranks"], row["optimizer"]
+
+
 def missed(row: dict[str, Any]) -> list[str]:
     """Return the phases in which a rank held more than the limit. With data, only the steady one has a limit."""
     phases = ("steady",) if "data" in row["way"] else LIMITS
     return [phase for phase in phases if row["held"][phase] > LIMITS[phase]]
 
 
-def main(*, ranks: int = 0) -> None:
-    """Run the benchmark, write JSON and table.
+def main(*, again: bool = False) -> None:
+    """Measure what is missing, write JSON and table. A second call goes on where the first ended.
 
     Args:
-        ranks: measure only with so many; 0: with 2, 4 and 8.
+        again: measure everything again.
     """
-    rows: list[dict[str, Any]] = []
-    for way in WAYS:
-        for count in [ranks] if ranks else RANKS:
-            for optimizer in COPIES:
-                rows.append(measure(way, count, optimizer))
-                print(way, count, optimizer, {name: round(held, 2) for name, held in rows[-1]["held"].items()})
+    known = {} if again else {_key(row): row for row in read_rows(NAME)}
+    cases = [(way, ranks, optimizer) for ranks in RANKS for way in WAYS for optimizer in COPIES]
+    for case in cases:
+        if case not in known:
+            known[case] = measure(*case)
+            append_row(NAME, known[case])
+            print(*case, {name: round(held, 2) for name, held in known[case]["held"].items()}, flush=True)
+    rows = [known[case] for case in sorted(cases, key=lambda case: WAYS.index(case[0]))]
     lines = [
         [
             row["way"],
@@ -99,6 +106,6 @@ def main(*, ranks: int = 0) -> None:
         for row in rows
     ]
     header = ["trained with", "ranks", "optimizer", "share MiB", "steady", "at start", "while saving"]
-    markdown("rank-memory", "Memory of a rank", (__doc__ or "").partition("\n\n")[2].strip(), header, lines)
+    markdown(NAME, "Memory of a rank", (__doc__ or "").partition("\n\n")[2].strip(), header, lines)
     failed = [f"{row['way']} on {row['ranks']}: {phase}" for row in rows for phase in missed(row)]
-    print(f"saved {save('rank-memory', rows, limits=LIMITS, missed=failed)}")
+    print(f"saved {save(NAME, rows, limits=LIMITS, missed=failed)}")

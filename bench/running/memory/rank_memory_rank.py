@@ -13,7 +13,7 @@ from bench.running.memory.memory_watch import MemoryWatch
 
 NOTES = "GRAPHPIPE_MEMORY_NOTES"
 """The environment variable that names the folder of the notes, and of the job."""
-WIDE, LAYERS, BATCH, STEPS = 4096, 16, 8, 6
+WIDE, LAYERS, BATCH, STEPS = 4096, 16, 8, 4
 """1 GiB of weights. A layer has 64 MiB, because the allocator keeps freed memory of less than 32 MiB."""
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 COPIES = {"sgd": 2, "adamw": 4}
