@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,12 @@ def main(*, again: bool = False) -> None:
             known[case] = measure(*case)
             append_row(NAME, known[case])
             print(*case, {name: round(held, 2) for name, held in known[case]["held"].items()}, flush=True)
-    rows = [known[case] for case in sorted(cases, key=lambda case: WAYS.index(case[0]))]
+            summarise([known[case] for case in cases if case in known])
+    summarise([known[case] for case in cases])
+
+
+def summarise(rows: Sequence[dict[str, Any]]) -> None:
+    """Write JSON and table of what was measured so far."""
     lines = [
         [
             row["way"],
@@ -103,9 +109,9 @@ def main(*, again: bool = False) -> None:
             f"{row['share_bytes'] / 2**20:.0f}",
             *(f"{row['held'][phase]:.2f}" for phase in LIMITS),
         ]
-        for row in rows
+        for row in sorted(rows, key=lambda row: WAYS.index(row["way"]))
     ]
     header = ["trained with", "ranks", "optimizer", "share MiB", "steady", "at start", "while saving"]
     markdown(NAME, "Memory of a rank", (__doc__ or "").partition("\n\n")[2].strip(), header, lines)
     failed = [f"{row['way']} on {row['ranks']}: {phase}" for row in rows for phase in missed(row)]
-    print(f"saved {save(NAME, rows, limits=LIMITS, missed=failed)}")
+    save(NAME, rows, limits=LIMITS, missed=failed)
