@@ -55,7 +55,7 @@ class Pipeline:
         loss_fn: takes the model's output and the targets of some samples, returns the mean loss over these samples
             (0-d). Unless the output stage takes the whole batch, the mini-batch's loss must be that mean over samples.
         optimizer: builds an optimizer of the trainable parameters that a rank hosts; not called if there are none.
-            None: gradients are computed and no weight changes.
+            A `NamedOptimizer` gets their names too. None: gradients are computed and no weight changes.
         options: everything else; None takes the defaults.
 
     Raises:

@@ -21,6 +21,7 @@ from graphpipe.planning.hand_plan import under_policy
 from graphpipe.plans import Plan
 from graphpipe.plans.verify import verify
 from graphpipe.run.device.precision import LossScale
+from graphpipe.run.weights.weight_update import ScheduledOptimizer, WeightAverage
 from graphpipe.training.config.settings import TrainConfig, TrainSettings
 from graphpipe.training.elastic.degraded_plan import why_not_reroute, without_devices
 from graphpipe.training.elastic.survivor import BufferCopies, RepeatableBatches, Survivor
@@ -122,7 +123,8 @@ def test_a_rank_keeps_its_state_unless_a_loss_comes_within_an_update(phase: str,
             said.append("stays")
 
     module = nn.BatchNorm1d(2)
-    scale, scheduled = LossScale(factor=8.0), object()
+    optimizer = torch.optim.SGD(module.parameters())
+    scale, scheduled = LossScale(factor=8.0), averaged(module, optimizer, 3.0)
     state = SimpleNamespace(
         programs=[SimpleNamespace(module=module)], hosted=[0], optimizers=[scheduled], loss_scale=scale
     )
@@ -156,10 +158,23 @@ def test_a_rank_keeps_its_state_unless_a_loss_comes_within_an_update(phase: str,
     assert kept.history is history
     torch.rand(1)  # such as a new pipeline draws
     resumed: list[tuple[int, object]] = []
-    kept.resume(SimpleNamespace(resume=lambda *given: resumed.append(given)))  # pyright: ignore[reportArgumentType]
+    anew = averaged(module, optimizer, 0.0)  # A pipeline that is built begins with its weights.
+    next_one: Any = SimpleNamespace(
+        resume=lambda *given: resumed.append(given), state=SimpleNamespace(optimizers=[anew])
+    )
+    kept.resume(next_one)
     assert resumed == [(done, scale)]
+    assert anew.average is not None
+    assert [each.unique().tolist() for each in anew.average.averages] == [[3.0], [3.0]]
     assert batches.given == done
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def averaged(module: nn.Module, optimizer: torch.optim.Optimizer, value: float) -> ScheduledOptimizer:
+    """Return an optimizer whose averages have one value."""
+    average = WeightAverage.of([*module.parameters()], 0.9)
+    average.load([torch.full_like(each, value) for each in average.averages])
+    return ScheduledOptimizer(optimizer=optimizer, scheduler=None, average=average)
 
 
 class Remembering(nn.Module):
