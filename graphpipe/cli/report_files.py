@@ -121,6 +121,7 @@ def _file_part(path: str) -> Iterator[tuple[str, Any]]:
 
 def _run_parts(directory: Path) -> Iterator[tuple[str, Any]]:
     """Yield the parts that a run's folder has. An interrupted run has no measured trace."""
+    from graphpipe.training.run_folder.evaluations_log import read_evaluations
     from graphpipe.training.run_folder.run_folder import RunFolder
 
     folder = RunFolder(directory)
@@ -133,6 +134,8 @@ def _run_parts(directory: Path) -> Iterator[tuple[str, Any]]:
             yield part, Trace.load(path)
     if folder.metrics_log.exists():
         yield "steps", tuple(_steps(folder.metrics_log))
+    if folder.evaluations.exists():
+        yield "evaluations", tuple(read_evaluations(folder.evaluations))
     if folder.config.exists():
         settings = read_json(folder.config)
         yield (

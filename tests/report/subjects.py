@@ -9,6 +9,7 @@ from graphpipe.report.content.subject import Subject
 from graphpipe.simulator import predict
 from graphpipe.simulator.simulate import simulate
 from graphpipe.trace import MemorySample, Span, Trace
+from graphpipe.training.run_folder.evaluations_log import EvaluationMetrics
 from graphpipe.training.run_folder.metrics_log import StepMetrics
 
 # Two branches and their join, which runs on two devices. One sample on one device takes 1 s forward and 2 s backward.
@@ -46,6 +47,10 @@ def whole_subject() -> Subject:
         predicted=PREDICTED,
         measured=slower(PREDICTED, 1.25),
         steps=tuple(StepMetrics(step=number, loss=4.0 / number, seconds=0.5) for number in range(1, 31)),
+        evaluations=(
+            EvaluationMetrics(step=10, loss=0.5, metrics={"f1": 0.25}),
+            EvaluationMetrics(step=30, loss=0.375, metrics={"f1": 0.75}),
+        ),
         planners=(
             Outcome(planner="graphpipe", status="ok", summary=best),
             Outcome(planner="spp", status="infeasible", reason="stage s0 lacks 3 bytes"),

@@ -10,6 +10,7 @@ from graphpipe.report.content.summary import Outcome
 from graphpipe.trace import COMPUTING, Trace
 
 if TYPE_CHECKING:
+    from graphpipe.training.run_folder.evaluations_log import EvaluationMetrics
     from graphpipe.training.run_folder.metrics_log import StepMetrics
 
 
@@ -29,6 +30,8 @@ class Subject:
     """The trace of a run (measured) or of a rehearsal (emulated)."""
     steps: "tuple[StepMetrics, ...]" = ()
     """The optimizer steps of a run."""
+    evaluations: "tuple[EvaluationMetrics, ...]" = ()
+    """The evaluations of a run's held-out samples."""
     planners: tuple[Outcome, ...] = ()
     """The results of several planners for the same problem."""
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -10,15 +10,28 @@ from graphpipe.report.figures.palette import HUES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from graphpipe.training.run_folder.evaluations_log import EvaluationMetrics
     from graphpipe.training.run_folder.metrics_log import StepMetrics
 
 MOST_POINTS = 4_000
 
 
-def loss_figure(steps: "Sequence[StepMetrics]") -> Figure:
-    """Return the loss of every step. A long run shows some 4,000 evenly spaced steps."""
+def loss_figure(steps: "Sequence[StepMetrics]", evaluations: "Sequence[EvaluationMetrics]" = ()) -> Figure:
+    """Return the loss of every step, and that of every evaluation. A long run shows some 4,000 evenly spaced steps."""
     some = _some(steps)
-    return _curve([step.step for step in some], [step.loss for step in some], "loss", HUES[0])
+    figure = _curve([step.step for step in some], [step.loss for step in some], "loss", HUES[0])
+    held_out = [(each.step, each.loss) for each in evaluations if each.loss is not None]
+    if held_out:
+        figure.figure.add_scatter(
+            x=[step for step, _ in held_out],
+            y=[loss for _, loss in held_out],
+            mode="lines+markers",
+            line={"color": f"#{HUES[1]}"},
+            name="held-out loss",
+            hovertemplate="step %{x}: %{y:.5~g} held-out loss<extra></extra>",
+        )
+        figure.figure.update_layout(showlegend=True)
+    return figure
 
 
 def throughput_figure(steps: "Sequence[StepMetrics]", batch_size: int) -> Figure:

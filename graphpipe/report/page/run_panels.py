@@ -8,15 +8,38 @@ from graphpipe.report.page.html_page import figure, note, table
 from graphpipe.report.page.panel import Panel
 from graphpipe.units import format_bytes, format_seconds
 
+MOST_EVALUATIONS = 20
+
 
 def _training(subject: Subject) -> str | None:
     """Return loss and throughput of a run."""
     if not subject.steps:
         return None
     rates = throughput_figure(subject.steps, subject.batch_size)
-    return figure("loss-figure", "Loss of every step", loss_figure(subject.steps)) + figure(
-        "throughput-figure", "Samples per second of every step", rates
+    losses = loss_figure(subject.steps, subject.evaluations)
+    return (
+        figure("loss-figure", "Loss of every step, and of the held-out samples", losses)
+        + figure("throughput-figure", "Samples per second of every step", rates)
+        + _evaluations(subject)
     )
+
+
+def _evaluations(subject: Subject) -> str:
+    # A table of the figures that evaluations have, at most the first and the last of many.
+    given, most = subject.evaluations, MOST_EVALUATIONS
+    if not given:
+        return ""
+    shown = given if len(given) <= most else (*given[: most // 2], *given[-most // 2 :])
+    names = list(dict.fromkeys(name for each in given for name in each.metrics))
+    rows = [
+        [str(each.step), _number(each.loss), *(_number(each.metrics.get(name)) for name in names)] for each in shown
+    ]
+    left = f", {len(shown)} of {len(given)}" if len(shown) < len(given) else ""
+    return table(f"Evaluations of the held-out samples{left}", ("steps done", "loss", *names), rows)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.5g}"
 
 
 def _planners(subject: Subject) -> str | None:

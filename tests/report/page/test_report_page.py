@@ -96,6 +96,18 @@ def test_figures_agree_with_the_values(tmp_path: Path) -> None:
     assert cells[cells.index("train.batch_size") :][:4] == ["train.batch_size", "8", "train.clip_norm", "not set"]
 
 
+def test_the_evaluations_of_a_run_are_drawn_beside_its_loss(tmp_path: Path) -> None:
+    _, text = write(whole_subject(), tmp_path / "report.html")
+    (script,) = re.findall(r'data-figure="loss-figure">(.*?)</script>', text)
+    held_out = json.loads(script)["data"][1]
+    assert (held_out["name"], held_out["x"], held_out["y"]) == ("held-out loss", [10, 30], [0.5, 0.375])
+    cells = " ".join(Outline(text).cells)
+    assert "Evaluations of the held-out samples 10 0.5 0.25 30 0.375 0.75" in cells
+    many = tuple(replace(whole_subject().evaluations[0], step=step) for step in range(1, 51))
+    _, text = write(replace(whole_subject(), evaluations=many), tmp_path / "report.html")
+    assert "Evaluations of the held-out samples, 20 of 50" in text
+
+
 def test_figures_are_json_with_finite_numbers(tmp_path: Path) -> None:
     _, text = write(whole_subject(), tmp_path / "report.html")
     scripts = re.findall(r'<script type="application/json" data-figure="([a-z-]+)">(.*?)</script>', text)
