@@ -11,8 +11,9 @@ from cli_cases import CONFIG
 from graphpipe.errors import InvalidInput
 from graphpipe.files.json_body import to_body
 from graphpipe.training.config.from_toml import read_config
+from graphpipe.training.config.optimizer_settings import OptimizerSettings, ScheduleSettings
 from graphpipe.training.config.optimizers import build_optimizer, scheduler_factory
-from graphpipe.training.config.settings import OptimizerSettings, ScheduleSettings, TrainConfig, TrainSettings
+from graphpipe.training.config.settings import TrainConfig, TrainSettings
 from graphpipe.training.config.sources import leaves
 from graphpipe.training.config.suggestions import OTHER_NAMES, suggestion
 

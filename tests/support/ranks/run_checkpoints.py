@@ -21,8 +21,8 @@ from graphpipe.run.checkpoint.checkpoints import Checkpoints
 from graphpipe.run.checkpoint.training_state import DataPosition
 from graphpipe.run.faults.fault import parse_faults
 from graphpipe.run.faults.rank_status import STATUS_FOLDER, read_status
+from graphpipe.training.config.optimizer_settings import ScheduleSettings
 from graphpipe.training.config.optimizers import scheduler_factory
-from graphpipe.training.config.settings import ScheduleSettings
 
 STEPS = 7
 COSINE = scheduler_factory(ScheduleSettings(name="cosine", warmup_steps=2), STEPS)
