@@ -1,4 +1,4 @@
-"""A smaller mini-batch, as the last one of an epoch, trained exactly by a plan for larger ones.
+"""A smaller mini-batch, as the last one of an epoch, trained exactly by a plan whose micro-batches do not divide it.
 
 Rows are repeated up to the plan's number of samples. The loss of a micro-batch is that of its real rows only:
 

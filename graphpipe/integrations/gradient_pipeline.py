@@ -19,6 +19,7 @@ from graphpipe.plans import Plan
 from graphpipe.run.initial_weights.own_tensors import names_of
 from graphpipe.run.pipeline import Pipeline
 from graphpipe.run.step.pipeline_options import PipelineOptions
+from graphpipe.run.step.smaller_batches import smaller_plan
 
 
 class GradientPipeline:
@@ -56,8 +57,7 @@ class GradientPipeline:
         """
         pipeline, samples = self.pipeline, len(next(iter(inputs.values())))
         self._adopt_weights()
-        if samples < pipeline.plan.batch_size:
-            check_fills(pipeline.plan, samples)
+        if fills(pipeline.plan, samples):
             return pipeline.step(*fill(inputs, targets, pipeline.plan.batch_size))
         return pipeline.step(inputs, targets)
 
@@ -120,20 +120,27 @@ class GradientPipeline:
         self.pipeline.resume(self.pipeline.steps, None)
 
 
-def check_fills(plan: Plan, samples: int) -> None:
-    """Check that a mini-batch of fewer samples than the plan's can be trained.
+def fills(plan: Plan, samples: int) -> bool:
+    """Return whether a mini-batch is trained with repeated rows, because the plan's micro-batches do not divide it.
 
     Raises:
         InvalidInput: an operator compares samples, so that repeated ones would change its results.
     """
-    comparing = next((op.name for op in plan.graph.ops if op.whole_batch), None)
-    if comparing is not None:
+    try:
+        smaller_plan(plan, samples)
+    except InvalidInput:
+        comparing = next((op.name for op in plan.graph.ops if op.whole_batch), None)
+        if comparing is None and samples < plan.batch_size:
+            return True
+        if comparing is None:
+            raise
         raise InvalidInput(
-            f"the last mini-batch has {samples} samples, the plan is for {plan.batch_size}, and operator '{comparing}' "
-            "compares samples",
+            f"the last mini-batch has {samples} samples, which micro-batches of the plan for {plan.batch_size} do not "
+            f"divide, and operator '{comparing}' compares samples",
             where="mini-batch",
             remedy="Drop the last, smaller mini-batch: dataloader_drop_last=True, or DataLoader(drop_last=True).",
-        )
+        ) from None
+    return False
 
 
 def _owned_parameters(pipeline: Pipeline, model: nn.Module) -> list[nn.Parameter]:

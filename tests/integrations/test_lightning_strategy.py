@@ -128,7 +128,7 @@ class LogsText(TwoBranches):
         (ByHand, r"automatic_optimization: is False.*gp\.Pipeline"),
         (OwnBackward, r"backward: is overridden by OwnBackward"),
         (TwoCalls, r"training_step: calls '(right|head)' beside 'left'.*self\(\.\.\.\) once"),
-        (NoMean, r"is not the mean of the losses of its parts"),
+        (NoMean, r"is not (the mean of|what follows from) the losses of its parts"),
         (LogsText, r"training_step: logs 'scores', a Tensor"),
     ],
 )

@@ -9,7 +9,7 @@ from torch import Tensor
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Origin
 from graphpipe.graph import Precision as PrecisionName
-from graphpipe.integrations.gradient_pipeline import GradientPipeline, check_fills
+from graphpipe.integrations.gradient_pipeline import GradientPipeline, fills
 from graphpipe.integrations.lightning.logged_values import LoggedValues
 from graphpipe.integrations.lightning.namespace import LightningModule
 from graphpipe.integrations.lightning.step_calls import Scalar, StepCalls
@@ -77,7 +77,7 @@ class LightningModel:
         if not getattr(loader, "drop_last", True) and hasattr(loader.dataset, "__len__"):
             last = len(loader.dataset) % plan.batch_size
             if last:
-                check_fills(plan, last)
+                fills(plan, last)
         return GradientPipeline(plan, self.calls.called, self.loss_fn, replace(options, captured=self.captured))
 
     def train(self, gradients: GradientPipeline, given: tuple[Any, ...]) -> float:

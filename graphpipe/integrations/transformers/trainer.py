@@ -14,7 +14,7 @@ from transformers.trainer_utils import has_length
 from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable
 from graphpipe.errors import InvalidInput
-from graphpipe.integrations.gradient_pipeline import GradientPipeline, check_fills
+from graphpipe.integrations.gradient_pipeline import GradientPipeline, fills
 from graphpipe.integrations.plan_choice import PlanChoice, PlanFunction
 from graphpipe.integrations.transformers.arguments import PRECISIONS, check_arguments, of_one_step
 from graphpipe.integrations.transformers.model_stand_in import ModelStandIn
@@ -193,7 +193,7 @@ class PipelineTrainer(Trainer):
         samples = len(self.train_dataset) if has_length(self.train_dataset) else 0
         last = samples % plan.batch_size
         if last and not self.args.dataloader_drop_last and self.state.max_steps * plan.batch_size > samples:
-            check_fills(plan, last)
+            fills(plan, last)
 
     def _loss_of_outputs(self, outputs: Mapping[str, Any], inputs: dict[str, Any], items: Any) -> Tensor:
         model: Any = ModelStandIn(self.model, lambda _: outputs)
