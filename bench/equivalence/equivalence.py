@@ -233,7 +233,10 @@ def main(
 def summarise(answers: Sequence[Answer]) -> None:
     """Write the JSON and the table, and print the totals."""
     save(NAME, [asdict(each) for each in answers])
-    rows = [[kind or "ordinary", *_counts([each for each in answers if each.kind == kind])] for kind in ("", *KINDS)]
+    rows = [
+        [kind or "ordinary", *_counts([each for each in answers if each.kind == kind])]
+        for kind in dict.fromkeys(["", *KINDS])
+    ]
     total = ["all", *_counts(answers)]
     headers = ["kind", "models", "train equally", "differ", "refused", "false alarms", "missed", "not compared"]
     caption = (
