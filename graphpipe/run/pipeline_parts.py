@@ -8,7 +8,6 @@ from hashlib import sha256
 from torch import Tensor, nn
 
 from graphpipe.model.backends.registry import check_backward
-from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan
 from graphpipe.run.check_host_memory import check_host_memory
@@ -28,6 +27,7 @@ from graphpipe.run.segments.check_policy import check_policy
 from graphpipe.run.segments.train_segment import TrainSegment, segment_schedules
 from graphpipe.run.stage.edge_values import EdgeSpecs, gradient_edges
 from graphpipe.run.stage.loss import LossFunction
+from graphpipe.run.stage.losses.divided_forward import mixing_of
 from graphpipe.run.stage.losses.sample_loss import SampleLoss, trainable
 from graphpipe.run.step.batch_preparer import BatchPreparer
 from graphpipe.run.step.build_worker import build_worker
@@ -37,7 +37,6 @@ from graphpipe.run.step.optimizer_groups import optimizer_groups
 from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.step.pipeline_state import PipelineState
 from graphpipe.run.step.programs_by_shape import ProgramsByShape
-from graphpipe.run.step.smaller_batches import SmallerStep, smaller_steps
 from graphpipe.run.step.step_summary import summary_length
 from graphpipe.run.step.train_step import TrainStep
 from graphpipe.run.weight_digest import digest_of
@@ -45,6 +44,7 @@ from graphpipe.run.weights import sharded_tensors
 from graphpipe.run.weights.check_sync import check_schedule
 from graphpipe.run.weights.stage_syncs import StageSyncs
 from graphpipe.run.weights.weight_update import OptimizerFactory, WeightUpdate
+from graphpipe.run.worker.smaller_batches import SmallerStep, smaller_steps
 from graphpipe.run.worker.worker import StageWorker
 from graphpipe.schedule import LoweredSchedule, Schedule
 from graphpipe.schedule.lower import lower
@@ -165,7 +165,7 @@ def _let_read(loss: SampleLoss, worker: StageWorker, output_stage: int) -> None:
     for leader in worker.leaders():
         if leader.slot.stage == output_stage or alone:
             loss.trained |= trainable(leader.module)
-        if leader.slot.stage == output_stage and isinstance(leader.program, ModuleStage) and leader.program.mixes:
+        if leader.slot.stage == output_stage and mixing_of(leader.program):
             loss.checked = False  # the forward and the loss are checked together (see `divided_forward`)
 
 

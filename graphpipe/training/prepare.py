@@ -21,12 +21,12 @@ from graphpipe.trace import Trace
 from graphpipe.training.changed_settings import asks_for_another_plan, changed_settings, sentence
 from graphpipe.training.check_task import check_task
 from graphpipe.training.config.settings import RunSettings, TrainConfig
+from graphpipe.training.epoch_sizes import check_sizes
 from graphpipe.training.make_plan import make_plan, use_plan, with_policy_of
 from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.training.run_folder.run_lock import RunLock
 from graphpipe.training.task.callback import CALLBACKS
 from graphpipe.training.task.count_steps import check_data, count_steps
-from graphpipe.training.task.epoch_sizes import check_sizes
 from graphpipe.training.task.factories import check_factories
 from graphpipe.training.task.initial_weights import initial_weights
 from graphpipe.training.task.task import Task

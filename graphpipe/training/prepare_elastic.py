@@ -16,12 +16,12 @@ from graphpipe.training.check_task import check_task
 from graphpipe.training.config.settings import TrainConfig
 from graphpipe.training.elastic.degraded_plan import why_not_reroute, without_devices
 from graphpipe.training.elastic.membership import Membership, note_restart
+from graphpipe.training.epoch_sizes import check_sizes
 from graphpipe.training.make_plan import make_plan, plan_again, use_plan
 from graphpipe.training.prepare import Prepared, save_plan
 from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.training.run_folder.run_lock import RunLock
 from graphpipe.training.task.count_steps import check_data, count_steps
-from graphpipe.training.task.epoch_sizes import check_sizes
 from graphpipe.training.task.task import Task
 
 

@@ -81,13 +81,13 @@ class StageForward:
         return Computed(outputs, result, loss)
 
     def _mixing(self) -> tuple[str, str] | None:
-        # In the first step: what is wrong if the stage computes other values for some samples alone, and the remedy.
+        # In the first step: how the stage mixes samples of a part of the mini-batch, and the remedy.
         replica, batch = self.replica, self.batch
         if not batch.training or batch.step != 1 or len(self.rows) == batch.size or not torch.is_grad_enabled():
             return None
         if replica.precision != "fp32" or replica.offloading is not None or replica.sync.traits.shards_parameters:
             return None
-        return mixing_of(replica.program, replica.stage_name)
+        return mixing_of(replica.program)
 
     def _loss_and_targets(self) -> tuple[Callable[[Any, Any], Any] | None, Any]:
         if not self.replica.program.is_output or self.loss_fn is None:

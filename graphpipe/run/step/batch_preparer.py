@@ -16,7 +16,7 @@ from graphpipe.run.step.build_worker import match_modes
 from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.step.programs_by_shape import ProgramsByShape, ShapedPrograms, format_inputs
 from graphpipe.run.step.refit_replicas import refit_replicas
-from graphpipe.run.step.smaller_batches import smaller_plan
+from graphpipe.run.worker.smaller_batches import smaller_plan
 from graphpipe.run.worker.worker import StageWorker
 
 

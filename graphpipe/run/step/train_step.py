@@ -16,9 +16,9 @@ from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.mini_batch import MiniBatch
 from graphpipe.run.step.batch_preparer import BatchPreparer
 from graphpipe.run.step.build_worker import align_all_buffers
-from graphpipe.run.step.smaller_batches import SmallerStep
 from graphpipe.run.step.step_summary import StepSummary, check_finite, summarise_step
 from graphpipe.run.weights.weight_update import WeightUpdate
+from graphpipe.run.worker.smaller_batches import SmallerStep
 from graphpipe.run.worker.step_batches import StepBatches
 from graphpipe.run.worker.step_run import run_step
 from graphpipe.run.worker.worker import StageWorker

@@ -1,12 +1,14 @@
-"""Whether a stage computes the same for some samples alone as among others, as micro-batches take for granted.
+"""Whether a stage that may mix samples computes the same for some of them alone as among others.
 
 A capture names forwards that mix the samples of a batch, by their shapes. Some of these are exact over micro-batches
 all the same: a model that returns its mean loss, a router that counts words for each expert, a statistic that only a
-buffer keeps. Others have no such shapes: a row that is compared with the first one, a division by the number of rows.
-Values tell them apart. So every stage computes a micro-batch of the first step whole and in two parts:
+buffer keeps. Values tell them apart. So such a stage computes a micro-batch of the first step whole and in two parts:
 
     a value that is sent on       the rows of the whole must be those of the parts, or no gradient may reach it
     the loss                      the mean over the whole must follow from those of the parts
+
+Nothing here needs to know why a stage mixes samples. It is limited to stages that a capture names, because the user's
+forwards run more often than otherwise.
 """
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -23,6 +25,7 @@ from graphpipe.model.kept_attributes import attributes_kept
 from graphpipe.model.split.mode_dropout import ModeDropout
 from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.model.stage_program import StageProgram
+from graphpipe.model.torch_private import own_buffers
 from graphpipe.run.device.rng import preserve_rng_state
 from graphpipe.run.stage.losses.check_mean import REMEDY, sum_and_weight
 from graphpipe.run.stage.losses.weighted_loss import WeightedLoss, once
@@ -60,23 +63,9 @@ class _Found:
     """The sum over samples, and their weight."""
 
 
-def mixing_of(program: StageProgram, stage: str) -> tuple[str, str] | None:
-    """Return what is wrong if a program computes other values for some samples alone, and the remedy.
-
-    None if that is not looked at: the program does not run the user's own modules.
-
-    Args:
-        program: of a stage.
-        stage: its name.
-    """
-    if not isinstance(program, ModuleStage):
-        return None
-    return program.mixes or (
-        f"stage '{stage}' computes something else for some samples alone than among others, and a pipeline computes it "
-        "for each micro-batch",
-        "Give the submodule that does so the whole mini-batch at once (whole_batch=[...]), or plan with micro_batch "
-        "equal to the batch size.",
-    )
+def mixing_of(program: StageProgram) -> tuple[str, str] | None:
+    """Return what a program's forward mixes, and the remedy; None if it is not known to mix samples."""
+    return program.mixes if isinstance(program, ModuleStage) else None
 
 
 def check_divided(
@@ -191,11 +180,15 @@ def _run(program: StageProgram, part: _Part, loss_fn: Loss | None) -> _Found:
 
 @contextmanager
 def _as_before(module: nn.Module) -> Generator[None]:
-    # Undo what forwards do to buffers and attributes. Dropout is off, and norms use the statistics that they hold.
-    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    off = [part for part in module.modules() if isinstance(part, (*_DROPOUTS, *_NORMS)) and part.training]
-    drops = [(part, part.probability) for part in module.modules() if isinstance(part, ModeDropout)]
+    # Let forwards change copies of buffers, and undo what they do to attributes. Dropout is off, and norms use the
+    # statistics that they hold.
+    parts = [part for part in module.modules() if not isinstance(part, torch.jit.ScriptModule)]
+    off = [part for part in parts if isinstance(part, (*_DROPOUTS, *_NORMS)) and part.training]
+    drops = [(part, part.probability) for part in parts if isinstance(part, ModeDropout)]
+    copies = {id(buffer): buffer.clone() for buffer in module.buffers()}
     with attributes_kept(module):
+        for buffers in map(own_buffers, parts):
+            buffers.update({name: copies[id(each)] for name, each in buffers.items() if each is not None})
         for part in off:
             part.training = False
         for part, _ in drops:
@@ -207,8 +200,6 @@ def _as_before(module: nn.Module) -> Generator[None]:
                 part.training = True
             for part, probability in drops:
                 part.probability = probability
-    for buffer, before in buffers:
-        buffer.copy_(before)
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

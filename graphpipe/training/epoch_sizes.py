@@ -12,7 +12,7 @@ from graphpipe.errors import InvalidInput
 from graphpipe.model.inputs import name_inputs
 from graphpipe.plans import Plan
 from graphpipe.run.device.random_state import RandomState
-from graphpipe.run.step.smaller_batches import smaller_plan
+from graphpipe.run.worker.smaller_batches import smaller_plan
 from graphpipe.training.config.settings import TrainConfig
 from graphpipe.training.task.task import Task, as_batch
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import graphpipe as gp
-from graphpipe.run.step.smaller_batches import smaller_plan
+from graphpipe.run.worker.smaller_batches import smaller_plan
 from tests.support.programs.plain_training import cut_plan
 
 pytestmark = pytest.mark.timeout(60)
