@@ -19,7 +19,7 @@ from graphpipe.plans import Plan
 from graphpipe.run.initial_weights.own_tensors import names_of
 from graphpipe.run.pipeline import Pipeline
 from graphpipe.run.step.pipeline_options import PipelineOptions
-from graphpipe.run.step.smaller_batches import smaller_plan
+from graphpipe.run.worker.smaller_batches import smaller_plan
 
 
 class GradientPipeline:

@@ -55,6 +55,7 @@ def watched_tensors() -> Generator[None]:
     also finds that tensors require a gradient. They do in training, although a traced call hides its parameters.
     """
     kind: Any = Tensor
+    modules: Any = nn.Module
     hooks = {name: getattr(Tensor, name) for name in _HOOKS}
     registered = nn.Module.register_parameter
 
@@ -64,7 +65,7 @@ def watched_tensors() -> Generator[None]:
         registered(module, name, parameter)
 
     FunctionContext.__init__ = _begin
-    nn.Module.register_parameter = register_parameter
+    modules.register_parameter = register_parameter
     for name, register in hooks.items():
         setattr(kind, name, _hooking(name, register))
     kind.grad_fn, kind.data = property(_grad_fn), property(_data, _set_data)
@@ -73,7 +74,7 @@ def watched_tensors() -> Generator[None]:
         yield
     finally:
         del FunctionContext.__init__
-        nn.Module.register_parameter = registered
+        modules.register_parameter = registered
         for name, register in hooks.items():
             setattr(kind, name, register)
         del kind.grad_fn, kind.data, kind.requires_grad
