@@ -59,10 +59,10 @@ def watched_tensors() -> Generator[None]:
     hooks = {name: getattr(Tensor, name) for name in _HOOKS}
     registered = nn.Module.register_parameter
 
-    def register_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+    def register_parameter(self: nn.Module, name: str, param: nn.Parameter | None) -> None:  # as torch names them
         if (use := _USE.get()) is not None:
-            use.new_parameter(module, name)
-        registered(module, name, parameter)
+            use.new_parameter(self, name)
+        registered(self, name, param)
 
     FunctionContext.__init__ = _begin
     modules.register_parameter = register_parameter
