@@ -50,9 +50,10 @@ MODULES = {
     "faults": "faults.faults",
     "equivalence": "equivalence.equivalence",
     "user-errors": "faults.user_errors",
+    "emulated": "faults.emulated",
 }
 """The file of each benchmark. `python -m bench` runs them in this order."""
-BY_NAME = ("rank-gradients", "fault-rerouting", "equivalence", "user-errors", "counts", "faults")
+BY_NAME = ("rank-gradients", "fault-rerouting", "equivalence", "user-errors", "emulated", "counts", "faults")
 """Are run only by name. All but the first two take hours, and go on where they ended."""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import run_scenarios
 from emulated_gpu import use_emulated_gpus
 from emulated_nccl import RULES
-from run_models import cross_entropy, fan_batch
+from run_models import STAGES, cross_entropy, fan_batch
 from torch import Tensor
 
 
@@ -17,6 +17,24 @@ def train(cut: str, options: dict[str, Any], eager: bool, seed: int) -> dict[str
     use_emulated_gpus(eager=eager, seed=seed)
     found = run_scenarios.train(cut, 2, options)
     return found | {"broken": RULES.broken, "operations": RULES.operations}
+
+
+def train_drawn(lines: list[Any], options: dict[str, Any], eager: bool, seed: int) -> dict[str, Any]:
+    """Do the same with a cut that is given line by line."""
+    STAGES["drawn"] = lines
+    return train("drawn", options, eager, seed)
+
+
+def train_alone(lines: list[Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Train the same steps in this process, without an emulation."""
+    STAGES["drawn"] = lines
+    return run_scenarios.train("drawn", 2, options)
+
+
+def fail_drawn(lines: list[Any], how: str, timeout: float) -> float:
+    """Fail with a cut that is given line by line."""
+    STAGES["drawn"] = lines
+    return fail("drawn", how, timeout)
 
 
 def fail(cut: str, how: str, timeout: float) -> float:
