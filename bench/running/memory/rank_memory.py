@@ -89,7 +89,7 @@ def main(*, again: bool = False) -> None:
         again: measure everything again.
     """
     known = {} if again else {_key(row): row for row in read_rows(NAME)}
-    cases = [(way, ranks, optimizer) for ranks in RANKS for way in WAYS for optimizer in COPIES]
+    cases = [(way, ranks, optimizer) for optimizer in COPIES for ranks in RANKS for way in WAYS]
     for case in cases:
         if case not in known:
             known[case] = measure(*case)

@@ -75,7 +75,9 @@ def pipeline() -> None:
     torch.set_num_threads(1)
     job = json.loads(Path(os.environ[NOTES], "job").read_text())
     plan = gp.Plan.load(job["plan"])
+    gp.capture(build, batch()[0])  # what it imports is part of the base
     watch = _watch()
+    torch.manual_seed(0)  # all ranks must make the same model
     model = build() if job["data"] else build
     optimizer = OPTIMIZERS[job["optimizer"]]
     with gp.Pipeline(plan, model, nn.functional.cross_entropy, lambda each: optimizer(each, lr=1e-3)) as pipe:
