@@ -1,0 +1,59 @@
+"""A smaller last mini-batch that no micro-batches divide ended a training after its first epoch."""
+
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import graphpipe as gp
+from graphpipe.training.epoch_sizes import check_sizes
+from tests.support.programs.plain_training import cut_plan
+
+Epoch = Callable[[int], Iterable[Any]]
+
+
+def batch(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(samples, 4), torch.randint(2, (samples,))
+
+
+def loader(samples: int, **options: Any) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(*batch(samples)), batch_size=8, **options)
+
+
+EPOCHS: dict[str, tuple[Epoch, Epoch]] = {
+    "list": (lambda _: [batch(8), batch(6)], lambda _: [batch(8), batch(5)]),
+    "generator": (lambda _: (batch(n) for n in (8, 8, 2)), lambda _: (batch(n) for n in (8, 8, 3))),
+    "loader": (lambda _: loader(20), lambda _: loader(21)),
+}
+
+
+def check(epoch: Epoch, steps: int | None = None) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    plan = cut_plan(gp.capture(model, batch(4)[0]), batch_size=8, micro_batch=2)
+    task = gp.Task(
+        module=model,
+        example_inputs=batch(4)[0],
+        loss_fn=nn.functional.cross_entropy,
+        epoch=lambda number, batch_size, seed: epoch(number),
+    )
+    config = SimpleNamespace(train=SimpleNamespace(batch_size=8, seed=0, steps=steps))
+    check_sizes(cast("Any", config), task, plan)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", EPOCHS)
+def test_a_last_mini_batch_that_micro_batches_do_not_divide_is_found(kind: str) -> None:
+    divided, other = EPOCHS[kind]
+    check(divided)
+    with pytest.raises(gp.InvalidInput, match=r"epoch: the mini-batch has \d samples, the plan is for 8"):
+        check(other)
+
+
+@pytest.mark.timeout(60)
+def test_what_a_training_does_not_reach_or_a_loader_drops_is_no_fault() -> None:
+    check(EPOCHS["generator"][1], steps=2)
+    check(lambda _: loader(21, drop_last=True))
