@@ -6,6 +6,7 @@ import pytest
 
 import graphpipe as gp
 from graphpipe.cluster import Cluster, Device
+from graphpipe.graph import Graph
 from graphpipe.planners.device_subsets import device_subsets
 from graphpipe.schedule.schedulers.registry import build_schedule
 from graphpipe.schedule.verify import verify
@@ -13,6 +14,17 @@ from graphpipe.zoo_graphs.zoo_graph import find_zoo_graph
 
 FAST = replace(Cluster.preset("dgx-a100:1x1").device_types[0], name="fast")
 SLOW = replace(Cluster.preset("summit:1x1").device_types[0], name="slow")
+
+
+def model_of(name: str) -> Graph:
+    found = find_zoo_graph(name)
+    assert found is not None
+    return found.graph
+
+
+def seconds(plan: gp.Plan) -> float:
+    assert plan.prediction is not None
+    return plan.prediction.step_seconds
 
 
 def cluster_of(nodes: dict[str, list[str]], gigabits: float = 1.0) -> Cluster:
@@ -47,11 +59,11 @@ def test_subsets_are_devices_types_groups_and_unions(nodes, subsets) -> None:
 def test_a_plan_is_not_slower_than_one_for_a_node_of_its_own(model) -> None:
     # dlrm took 76.5 ms on two nodes over 1 Gb/s, and 53.2 ms on one of them: at most three devices were left out.
     cluster = cluster_of({"a": ["slow"] * 4, "b": ["slow"] * 4})
-    graph = find_zoo_graph(model).graph
+    graph = model_of(model)
     plan = gp.plan(graph, gp.estimate(graph, cluster), cluster, batch_size=512)
     node = cluster.only([device.name for device in cluster.devices[:4]])
     alone = gp.plan(graph, gp.estimate(graph, node), node, batch_size=512)
-    assert plan.prediction.step_seconds <= alone.prediction.step_seconds
+    assert seconds(plan) <= seconds(alone)
     assert plan.used_devices == (0, 1, 2, 3)
     verify(plan, build_schedule(plan))
 
@@ -59,11 +71,11 @@ def test_a_plan_is_not_slower_than_one_for_a_node_of_its_own(model) -> None:
 def test_devices_anywhere_in_the_cluster_may_be_left_out() -> None:
     # The fast devices come last, so the positions of a plan for them are not its positions in the cluster.
     cluster = cluster_of({"slow": ["slow"] * 4, "fast": ["fast"] * 4})
-    graph = find_zoo_graph("dlrm").graph
+    graph = model_of("dlrm")
     plan = gp.plan(graph, gp.estimate(graph, cluster), cluster, batch_size=512)
     assert plan.used_devices == (4, 5, 6, 7)
     part = cluster.only([device.name for device in cluster.devices[4:]])
     moved = tuple(replace(stage, devices=tuple(device - 4 for device in stage.devices)) for stage in plan.stages)
     costs = gp.estimate(graph, part)
     same = replace(plan, cluster=part, costs=costs, stages=moved, prediction=None)
-    assert gp.simulate(same).step_seconds == pytest.approx(plan.prediction.step_seconds)
+    assert gp.simulate(same).step_seconds == pytest.approx(seconds(plan))

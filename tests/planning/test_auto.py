@@ -47,7 +47,7 @@ def test_auto_is_not_slower_than_1f1b_on_random_graphs(seed: int) -> None:
     )
     costs = gp.estimate(graph, cluster)
     auto, in_order = (
-        gp.plan(graph, costs, cluster, batch_size=12, schedule=name).prediction.step_seconds
+        gp.simulate(gp.plan(graph, costs, cluster, batch_size=12, schedule=name)).step_seconds
         for name in ("auto", "1f1b")
     )
     assert auto <= in_order

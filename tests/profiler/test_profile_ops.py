@@ -127,6 +127,7 @@ def test_the_halves_of_a_split_backward_are_measured_as_they_run():
     clock = Clock()
     (row,) = profile(FakeOp(clock), clock)
     assert row.measured_samples == (1, 8)
+    assert row.halves is not None
     assert row.halves.input(4) == pytest.approx(2.0 + 0.25 * 4)
     assert row.halves.weight(4) == pytest.approx(4.0 + 0.5 * 4)
     # A half never takes less than its part of the whole backward, which is a third here at every size.
@@ -160,6 +161,7 @@ def test_a_device_is_timed_by_its_own_clock_without_a_wait_for_each_operator():
     effort = Effort(repeats=3, most=3, clock=host, device_clock=behind)
     for row in profile_ops(runs, "gpu", (1, 4), effort):
         assert row.forward(4) == pytest.approx(1.0 + 0.5 * 4)
+        assert row.halves is not None
         assert row.halves.weight(4) == pytest.approx(4.0 + 0.5 * 4)
     assert behind.waits == 3 * 2 + 2  # once for each pass over all operators, and where they are tried
     assert host.time == 0

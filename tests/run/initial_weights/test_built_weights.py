@@ -195,7 +195,8 @@ def test_values_of_files_are_read_again_by_the_function_that_reads_them(tmp_path
 
 def test_a_pretrained_model_of_hugging_face_keeps_its_weights(tmp_path: Any) -> None:
     hf = pytest.importorskip("transformers")
-    BUILDERS["gpt2"]().save_pretrained(tmp_path)
+    model: Any = BUILDERS["gpt2"]()
+    model.save_pretrained(tmp_path)
     plain = tensors(hf.GPT2LMHeadModel.from_pretrained(tmp_path))
     found = filled(lambda: hf.GPT2LMHeadModel.from_pretrained(tmp_path))
     assert all(torch.equal(found[name], each) for name, each in plain.items())
