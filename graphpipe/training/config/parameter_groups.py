@@ -46,8 +46,10 @@ class ParameterGroups:
             numbers = {at for at, group in enumerate(settings.groups) if _matches(group, name, kind)}
             of_parameter.setdefault(id(parameter), set()).update(numbers)
         for group in settings.groups:
-            _check_patterns(group.match, [(name, parameter) for name, _, parameter in held], "parameter")
-            _check_patterns(group.modules, [(kind, parameter) for _, kind, parameter in held], "class of a submodule")
+            names = [(name, parameter) for name, _, parameter in held]
+            kinds = [(kind, parameter) for _, kind, parameter in held]
+            _check_patterns(group.match, names, "parameter", others=("modules", kinds))
+            _check_patterns(group.modules, kinds, "class of a submodule", others=("match", names))
         return ParameterGroups(
             settings,
             {name: tuple(sorted(of_parameter[id(parameter)])) for name, _, parameter in held},
@@ -88,7 +90,10 @@ def _matches(group: GroupSettings, name: str, kind: str) -> bool:
     )
 
 
-def _check_patterns(patterns: Iterable[str], held: Sequence[tuple[str, nn.Parameter]], what: str) -> None:
+_Held = Sequence[tuple[str, nn.Parameter]]
+
+
+def _check_patterns(patterns: Iterable[str], held: _Held, what: str, *, others: tuple[str, _Held]) -> None:
     known = [*dict.fromkeys(name for name, _ in held)]
     for pattern in patterns:
         found = [parameter for name, parameter in held if fnmatchcase(name, pattern)]
@@ -96,6 +101,8 @@ def _check_patterns(patterns: Iterable[str], held: Sequence[tuple[str, nn.Parame
             near = get_close_matches(pattern, known, n=3, cutoff=0.3) or known[:3]
             named = ", ".join(f"'{name}'" for name in near) + " and more" * (len(known) > len(near))
             remedy = f"The model has {named}."
+            if any(fnmatchcase(name, pattern) for name, _ in others[1]):
+                remedy = f"Name it in `{others[0]}`."
             raise InvalidInput(f"'{pattern}' matches no {what}", where="optimizer.groups", remedy=remedy)
         if not any(parameter.requires_grad for parameter in found):
             raise InvalidInput(

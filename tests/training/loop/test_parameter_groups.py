@@ -75,6 +75,7 @@ def test_a_rank_builds_its_share_and_slices_have_the_options_of_their_parameter(
     ("given", "sentence"),
     [
         ({"match": ("block.*",)}, r"'block\.\*' matches no parameter\. The model has 'blocks\.[01]\.[^']*'"),
+        ({"match": ("LayerNorm",)}, r"'LayerNorm' matches no parameter\. Name it in `modules`\."),
         ({"modules": ("LayerNrm",)}, r"'LayerNrm' matches no class of a submodule\. The model has 'LayerNorm', "),
         ({"match": ("positions.*",)}, "matches only parameters that are not trained"),
     ],
