@@ -1,6 +1,7 @@
 """Fitted curves against exactly known times: only the operators advance the clock."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -149,7 +150,7 @@ class Behind(DeviceClock):
         self.settled = True
         self.waits += 1
 
-    def seconds(self, start, end) -> float:
+    def seconds(self, start: Any, end: Any) -> float:
         assert self.settled, "the device has not come so far"
         return end - start
 
