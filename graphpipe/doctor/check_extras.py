@@ -7,6 +7,7 @@ from graphpipe.versions import PACKAGE, versions
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "report": ("plotly", "matplotlib"),
+    "mlflow": ("mlflow",),
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
     "transformers": ("transformers",),

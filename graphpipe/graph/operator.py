@@ -96,6 +96,12 @@ class Op:
     splits: tuple[OpSplit, ...] = ()
     """How the operator can be split (`graph.splits`): in at most one way by inputs, outputs and rows each."""
 
+    @model_serializer(mode="wrap")
+    def _body(self, body_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Files of operators that mix no samples are what they were before this was noted.
+        body: dict[str, Any] = body_of(self)
+        return body if self.mixes is not None else {key: value for key, value in body.items() if key != "mixes"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeValue:

@@ -36,7 +36,7 @@ def test_the_demo_compares_and_trains(run: Run, tmp_path: Path, monkeypatch: pyt
     assert 1.1 < ran.json["ratio_rehearsed"] < 1.6  # other work slows down the rehearsal
     assert "ratio      1.29x predicted" in ran.err
     page = Path(ran.json["comparison"]).read_text(encoding="utf-8")
-    assert "graph: 5 stages, depth 2" in page
+    assert "graph: 8 stages, depth 3" in page
     assert "chain: 8 stages, depth 8" in page
     assert ran.json["accuracy"] is not None
     trained = Path(ran.json["report"])
