@@ -188,8 +188,11 @@ def test_json_values_are_restored_with_their_types() -> None:
     found = with_types_of(own, json.loads(json.dumps(to_json_value(saved, "test"))))
     assert found == saved
     assert [type(each) for each in found.values()] == [tuple, Counter, Tensor, list]
-    with pytest.raises(InvalidInput, match="test, best: inf cannot be saved"):
-        to_json_value({"best": float("inf")}, "test")
+    with pytest.raises(InvalidInput, match="test, best: nan cannot be saved"):
+        to_json_value({"best": float("nan")}, "test")
+    # ReduceLROnPlateau begins with an infinite best value.
+    infinite = json.loads(json.dumps(to_json_value({"best": -float("inf")}, "test")))
+    assert with_types_of({"best": 1.0}, infinite) == {"best": -float("inf")}
 
 
 def test_saving_refuses_a_value_that_a_checkpoint_cannot_hold(tmp_path: Path) -> None:
