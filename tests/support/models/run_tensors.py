@@ -97,8 +97,9 @@ class Averaged(nn.Module):
             with torch.no_grad():
                 self.mean.mul_(0.9).add_(hidden.mean(0), alpha=0.1)
             self.count += 1
+        scaled = self.second(hidden) * self.seen  # after its update, it would mix the samples of this micro-batch
         self.seen = 0.5 * self.seen + 0.5 * hidden.detach().amax(0)
-        return self.head(self.second(hidden) * self.seen)
+        return self.head(scaled)
 
 
 def batch(step: int) -> tuple[dict[str, Tensor], Tensor]:
