@@ -179,10 +179,7 @@ class Fluid:
         for device, tasks in self.left.items():
             if self.free[device] and device not in waiting and tasks and not self.awaited.get((device, tasks[0])):
                 self.free[device] = False
-                stage = self.plan.stages[tasks[0].stage]
-                seconds = self.plan.cost_model.task_seconds(
-                    stage.ops, device, stage.micro_batch / stage.degree, stage.recompute
-                ).of(tasks[0].kind, 0.0)
+                seconds = self.plan.task_seconds(tasks[0].stage, device).of(tasks[0].kind, 0.0)
                 self.jobs.append(Job((device, tasks[0]), 0.0, seconds))
         for action in dict.fromkeys(action for sums in self.sums.values() for action in sums[:1]):
             devices, stages, seconds = self.members(action)
