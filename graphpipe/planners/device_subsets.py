@@ -13,21 +13,17 @@ from dataclasses import replace
 from graphpipe.cluster import Cluster, Link
 from graphpipe.cluster.levels import device_groups
 from graphpipe.costs import CostModel
-from graphpipe.errors import Infeasible
+from graphpipe.planners.cluster_parts import MOST_WORK, Positions, fastest_on_parts
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.plans.plan import Plan
 
-_MOST_WORK = 10_000
-"""Operators times devices of a subset up to which plans for it are searched."""
 _UNIONS = 8
 """Most unions of groups of one level that are tried."""
 _WORTH = 0.05
 """The share of a step that messages must take before equal devices are left out."""
 _ENDLESS = 1e18
 """Bytes per second of a link that takes no time."""
-
-Positions = tuple[int, ...]
 
 
 def with_device_subsets(
@@ -46,23 +42,14 @@ def with_device_subsets(
         options: the caller's.
         find: the search.
     """
-    best = options.under_schedule(plan)
-    seconds = options.evaluate(best)
-    if len(problem.cluster.device_types) == 1 and options.evaluate(_without_messages(best)) > (1 - _WORTH) * seconds:
-        return best
-    subsets = [(_least_seconds(problem, subset), subset) for subset in device_subsets(problem.cluster)]
-    for least, subset in sorted(subsets):
-        if least >= seconds or len(problem.graph.ops) * len(subset) > _MOST_WORK:
-            continue
-        part = problem.cluster.only([problem.cluster.devices[device].name for device in subset])
-        try:
-            found = find(replace(problem, cluster=part), replace(options, most_seconds=seconds))
-        except Infeasible:  # Too little memory, or every plan is slower.
-            continue
-        found = _on_all(found, problem.cluster, subset)
-        if (found_seconds := options.evaluate(found)) < seconds:
-            best, seconds = found, found_seconds
-    return best
+    equal = len(problem.cluster.device_types) == 1
+    if equal and options.evaluate(_without_messages(plan)) > (1 - _WORTH) * options.evaluate(plan):
+        return plan
+    subsets = [
+        subset for subset in device_subsets(problem.cluster) if len(problem.graph.ops) * len(subset) <= MOST_WORK
+    ]
+    parts = sorted((_least_seconds(problem, subset), subset) for subset in subsets)
+    return fastest_on_parts(problem, plan, options, find, parts)
 
 
 def _without_messages(plan: Plan) -> Plan:
@@ -128,16 +115,3 @@ def _least_seconds(problem: Problem, subset: Positions) -> float:
         seconds = sum(float(passes.sum()) for passes in model.seconds(kind, problem.batch_size))
         rates += count / seconds if seconds else float("inf")
     return 1.0 / rates
-
-
-def _on_all(plan: Plan, cluster: Cluster, subset: Positions) -> Plan:
-    # The same plan, with positions in the whole cluster.
-    stages = tuple(
-        replace(
-            stage,
-            devices=tuple(subset[device] for device in stage.devices),
-            offload_to=tuple(subset[device] for device in stage.offload_to),
-        )
-        for stage in plan.stages
-    )
-    return replace(plan, cluster=cluster, stages=stages, prediction=None)
