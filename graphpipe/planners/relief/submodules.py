@@ -6,9 +6,13 @@ each is kept for the next. Together they keep only what enters the first:
     norm, up, act, down alone     4 inputs are kept       blocks.3 = (norm, up, act, down) together     1 input
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
 
 from graphpipe.costs.recompute_regions import regions
+from graphpipe.plans.device_memory import stage_memory
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.stage import Stage
 
@@ -50,10 +54,7 @@ def _by_depth(plan: Plan, stage: Stage) -> Iterator[tuple[str, ...]]:
     # Submodules with several operators in the stage that depend on each other only in one direction.
     depth = 1
     while deeper := [name for name in stage.ops if name.count(".") >= depth]:
-        inside: dict[str, int] = {}
-        for name in deeper:
-            around = ".".join(name.split(".")[:depth])
-            inside[around] = inside.get(around, 0) + 1
+        inside = Counter(".".join(name.split(".")[:depth]) for name in deeper)
         names = tuple(name for name, count in inside.items() if count >= _FEWEST)
         if names and _acyclic(plan, stage, names):
             yield names
@@ -67,14 +68,15 @@ def _acyclic(plan: Plan, stage: Stage, names: Sequence[str]) -> bool:
     before = {each: set[object]() for each in node.values()}
     for op in stage.ops:
         before[node[op]] |= {node[other] for other in plan.graph.predecessors[op] if other in node} - {node[op]}
-    while ready := [each for each, sources in before.items() if not sources]:
-        for each in ready:
-            del before[each]
-        for sources in before.values():
-            sources.difference_update(ready)
-    return not before
+    try:
+        TopologicalSorter(before).prepare()
+    except CycleError:
+        return False
+    return True
 
 
 def _freed(plan: Plan, stage: Stage, name: str) -> float:
-    saved = plan.cost_model.stage_memory
-    return saved(stage.ops, stage.micro_batch).saved - saved(stage.ops, stage.micro_batch, (name,)).saved
+    def saved(stage: Stage) -> float:
+        return stage_memory(plan.cost_model, stage).saved
+
+    return saved(stage) - saved(replace(stage, recompute=(name,)))
