@@ -48,14 +48,17 @@ def read_sailor(folder: str | Path, name: str, *, node_gpus: int = NODE_GPUS) ->
     where = str(files.runs[name])
     kinds = _kinds(pipeline, where)
     graph = _graph(files, pipeline, name, where)
-    cluster = _cluster(files, run, pipeline, kinds, name, node_gpus)
+    costs = _costs(files, run, graph, kinds, where)
+    stages = _stages(run, pipeline, graph, where)
+    edges = _stage_edges(graph, stages)
+    cluster = _cluster(files, pipeline, kinds, _message_bytes(run, graph, edges), name, node_gpus)
     plan = Plan(
         graph=graph,
         cluster=cluster,
-        costs=_costs(files, run, graph, kinds, where),
+        costs=costs,
         batch_size=run.gbs,
-        stages=_stages(run, pipeline, graph, where),
-        edges=_stage_edges(graph, pipeline),
+        stages=stages,
+        edges=edges,
         planner="sailor",
     )
     memory = max(needed_bytes(plan).values())
@@ -110,22 +113,22 @@ def _graph(files: SailorFiles, pipeline: SailorPipeline, name: str, where: str) 
     return Graph(name=name, ops=tuple(ops), edges=edges)
 
 
+def _message_bytes(run: SailorRun, graph: Graph, edges: Sequence[StageEdge]) -> float:
+    # The bytes of the largest message between stages; without any, of what a layer would send.
+    sent = [edge.bytes_per_sample for edge in edges] or [op.output_bytes_per_sample for op in graph.ops]
+    return run.mbs * max(sent)
+
+
 def _cluster(
     files: SailorFiles,
-    run: SailorRun,
     pipeline: SailorPipeline,
     kinds: dict[tuple[str, int], str],
+    message_bytes: float,
     name: str,
     node_gpus: int,
 ) -> Cluster:
     devices = tuple(_devices(pipeline, kinds, node_gpus))
-    # The bandwidth for the largest message between stages, of the slowest GPUs of the plan.
-    message = run.mbs * max(layer.act_output_bytes for layer in next(iter(files.layers.values())).values())
-    ends = [layers[-1] for layers in pipeline.layers_per_stage[:-1]]
-    _, degree = next(iter(kinds))
-    if ends:
-        message = run.mbs * max(files.layers[degree][layer].act_output_bytes for layer in ends)
-    intra, inter = (_link(files, kind, {gpu for gpu, _ in kinds}, message) for kind in ("intra", "inter"))
+    intra, inter = (_link(files, kind, {gpu for gpu, _ in kinds}, message_bytes) for kind in ("intra", "inter"))
     return Cluster(
         name=f"{name} ({len(devices)} groups)",
         device_types=tuple(
@@ -184,6 +187,9 @@ def _costs(
         for position, op in enumerate(graph.ops):
             layer = int(op.name.removeprefix("layer"))
             seconds = {samples: layers[layer] for samples, layers in by_samples.items() if layer in layers}
+            if run.mbs not in seconds:
+                what = f"lacks layer {layer} of {gpu} with {run.mbs} samples, which {where} runs"
+                raise InvalidInput(what, where=str(files.folder / "profile.json"))
             rows.append(_row(op.name, kind, seconds, run.mbs, first=position == 0))
             updates.append(seconds[run.mbs][2])
     return CostTable(
@@ -233,10 +239,8 @@ def _stages(run: SailorRun, pipeline: SailorPipeline, graph: Graph, where: str) 
     return tuple(stages)
 
 
-def _stage_edges(graph: Graph, pipeline: SailorPipeline) -> tuple[StageEdge, ...]:
-    ends: Sequence[int] = [layers[-1] for layers in pipeline.layers_per_stage[:-1]]
-    sent = {op.name: op.output_bytes_per_sample for op in graph.ops}
+def _stage_edges(graph: Graph, stages: Sequence[Stage]) -> tuple[StageEdge, ...]:
     return tuple(
-        StageEdge(source=stage, target=stage + 1, bytes_per_sample=sent[f"layer{layer}"])
-        for stage, layer in enumerate(ends)
+        StageEdge(source=at, target=at + 1, bytes_per_sample=graph[stage.ops[-1]].output_bytes_per_sample)
+        for at, stage in enumerate(stages[:-1])
     )

@@ -130,6 +130,10 @@ class SailorFiles:
             stages = f"{len(pipeline.layers_per_stage)} and {len(pipeline.tmp_per_stage)} stages"
             what = f"layers_per_stage and tmp_per_stage have {stages}"
             raise InvalidInput(what, where=where, remedy="Give both lists an entry for each stage.")
+        for stage, (layers, groups) in enumerate(zip(pipeline.layers_per_stage, pipeline.tmp_per_stage, strict=True)):
+            if not layers or not groups:
+                what = f"has {len(layers)} layers and {len(groups)} replicas, must have at least one of both"
+                raise InvalidInput(what, where=f"{where}, stage {stage}")
         for number in ("mbs", "gbs"):
             if getattr(run, number) < 1:
                 raise InvalidInput(f"is {getattr(run, number)}, must be at least 1", where=f"{where}, {number}")

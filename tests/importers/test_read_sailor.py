@@ -21,6 +21,7 @@ RUN = {
     "gbs": 4,
     "real": 30.0,
 }
+EMPTY = {"layers_per_stage": [[0], []], "tmp_per_stage": [[GROUP], []]}
 HALF = {"layers_per_stage": [[0]], "tmp_per_stage": [[[[["G", 1, "z"]], 2]]]}
 LAYER = {"params_bytes": 8.0, "act_output_bytes": MEGA, "act_mem_bytes": 4.0, "params_floats": 2}
 # Two samples: 1 s forward and 2 s backward of each layer. Updates take 0.5 s per layer.
@@ -83,11 +84,19 @@ def test_replicas_of_unequal_gpus_wait_for_the_slower_one(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"runs/two.json": RUN | {"mbs": 3}}, r"profile\.json: lacks G with 3 samples at tensor-parallel degree 2"),
+        (
+            {"runs/two.json": RUN | {"mbs": 3}},
+            r"profile\.json: lacks G with 3 samples at tensor-parallel degree 2",
+        ),
         ({"runs/two.json": RUN | {"gbs": 5}}, "5 samples do not divide into micro-batches of 2 on 1 replicas"),
         ({"runs/two.json": RUN | {"pipeline_list": []}}, "has 0 pipelines, and only plans of one can be read"),
         ({"model.json": {"layers": {"2": {"0": LAYER}}}}, "lacks layer 1 at tensor-parallel degree 2"),
         ({"links.json": {"intra": {}, "inter": {}}}, "has no curve 'intra' for G"),
+        (
+            {"profile.json": {"G": {"2": {"2": {"0": [1.0, 2.0, 0.5]}}}}},
+            r"profile\.json: lacks layer 1 of G with 2 samples",
+        ),
+        ({"runs/two.json": RUN | {"pipeline_list": [EMPTY]}}, "stage 1: has 0 layers and 0 replicas"),
         ({"profile.json": []}, r"profile\.json: is not a JSON object"),
         (
             {
