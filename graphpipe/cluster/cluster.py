@@ -17,7 +17,7 @@ from graphpipe.cluster.levels import BETWEEN, INSIDE, check_levels, device_group
 from graphpipe.cluster.link_levels import LinkLevels
 from graphpipe.cluster.presets import preset_fields
 from graphpipe.errors import InvalidInput, check_not_negative
-from graphpipe.files.json_body import digest, to_body
+from graphpipe.files.json_body import digest, to_body, without_empty
 
 
 # No slots: the derived look-ups below are cached properties.
@@ -57,8 +57,7 @@ class Cluster:
     @model_serializer(mode="wrap")
     def _body(self, body_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # A cluster of two levels has the body that it had before there were others.
-        body: dict[str, Any] = body_of(self)
-        return body if self.levels else {field: value for field, value in body.items() if field != "levels"}
+        return without_empty(body_of(self), "levels")
 
     @cached_property
     def types(self) -> dict[str, DeviceType]:

@@ -6,6 +6,8 @@ from typing import Any, NotRequired, TypedDict
 
 from pydantic import ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
+from graphpipe.files.json_body import without_empty
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
@@ -27,8 +29,7 @@ class Link:
     @model_serializer(mode="wrap")
     def _body(self, body_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # A link that is not shared has the body that it had before there were ports.
-        body: dict[str, Any] = body_of(self)
-        return body if self.shared else {field: value for field, value in body.items() if field != "shared"}
+        return without_empty(body_of(self), "shared")
 
     def work_seconds(self, count: float) -> float:
         """Return the seconds of work that a message of `count` bytes costs the device at each end."""
@@ -99,9 +100,8 @@ class DeviceType:
     @model_serializer(mode="wrap")
     def _body(self, body_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # A type without peaks of other precisions, or memory beside its stages, has the body that it had before.
-        body: dict[str, Any] = body_of(self)
-        kept = {field: value for field, value in body.items() if value is not None}
-        return {field: value for field, value in kept.items() if value or field not in BESIDE_STAGES}
+        peaks = "bf16_peak_flops_per_second", "fp16_peak_flops_per_second"
+        return without_empty(body_of(self), *peaks, *BESIDE_STAGES)
 
     def peak(self, precision: str | None) -> float:
         """Return the FLOPs per second of matrix products at the peak.

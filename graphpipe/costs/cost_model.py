@@ -21,7 +21,9 @@ from graphpipe.graph import Graph
 
 Array = NDArray[np.float64]
 _Passes = tuple[Array, Array, Array, Array, Array]
-"""Seconds of each operator: forward, input gradient, weight gradient, and the two halves of a split backward."""
+"""Seconds of each operator, in the order of `_PASSES`."""
+_PASSES = ("forward", "input_gradient", "weight_gradient", "input_half", "weight_half")
+"""The curves of a row. The halves of a split backward are those of the gradients, unless they were measured."""
 MOVING_MICRO_BATCHES = 2
 """Micro-batches of a stage of which the device holds what the stage offloads: one whose task runs, and one more."""
 
@@ -159,20 +161,15 @@ class CostModel:
             work[at] = total
         if (curves := self._curves.get(device_type)) is None:
             rows = [self.table.by_op[op.name, device_type] for op in self.graph.ops]
-            curves = self._curves[device_type] = (
-                Curves.of([row.forward for row in rows]),
-                Curves.of([row.input_gradient for row in rows]),
-                Curves.of([row.weight_gradient for row in rows]),
-                Curves.of([row.input_half for row in rows]),
-                Curves.of([row.weight_half for row in rows]),
-            )
+            names = _PASSES if self._halves_measured else _PASSES[:3]
+            curves = self._curves[device_type] = [Curves.of([getattr(row, name) for row in rows]) for name in names]
         if not self.trains:
             none = np.zeros_like(work)
             return curves[0](work), none, none, none, none
-        forward, input_gradient, weight_gradient = (curve(work) for curve in curves[:3])
-        if not self._halves_measured:
-            return forward, input_gradient, weight_gradient, input_gradient, weight_gradient
-        return forward, input_gradient, weight_gradient, curves[3](work), curves[4](work)
+        seconds = [curve(work) for curve in curves]
+        forward, input_gradient, weight_gradient = seconds[:3]
+        input_half, weight_half = seconds[3:] or seconds[1:]
+        return forward, input_gradient, weight_gradient, input_half, weight_half
 
     @cached_property
     def _halves_measured(self) -> bool:
@@ -183,7 +180,7 @@ class CostModel:
         return [self.positions(load.ops) for load in self.table.loads]
 
     @cached_property
-    def _curves(self) -> dict[str, tuple[Curves, Curves, Curves, Curves, Curves]]:
+    def _curves(self) -> dict[str, list[Curves]]:
         return {}
 
     def positions(self, ops: Iterable[str]) -> NDArray[np.intp]:

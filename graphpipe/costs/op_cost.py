@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 from graphpipe.errors import InvalidInput
+from graphpipe.files.json_body import without_empty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +84,6 @@ class Halves:
     """For those of the parameters."""
 
 
-_LATER = ("halves", "measured_samples")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpCost:
     """Costs of one operator on one device type."""
@@ -111,8 +109,7 @@ class OpCost:
     @model_serializer(mode="wrap")
     def _body(self, body_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # Costs without them have the body, and so the fingerprint, that they had before these were measured.
-        body: dict[str, Any] = body_of(self)
-        return {key: value for key, value in body.items() if value is not None or key not in _LATER}
+        return without_empty(body_of(self), "halves", "measured_samples")
 
     @property
     def input_half(self) -> Curve:

@@ -21,6 +21,14 @@ def to_body(value: object) -> dict[str, Any]:
     return _adapter(type(value)).dump_python(value, mode="json")
 
 
+def without_empty(body: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return the body of a value without those of these fields that are empty, 0, false or null.
+
+    Fields that came later are left out so: files and fingerprints of values without them are what they were.
+    """
+    return {name: value for name, value in body.items() if value or name not in names}
+
+
 def from_body(kind: type[Value], body: object, where: str, *, strict: bool = False) -> Value:
     """Return the value of type `kind` that `body` describes. Unknown fields and wrong types are refused.
 

@@ -5,9 +5,8 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from pydantic import ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
+from graphpipe.files.json_body import without_empty
 from graphpipe.graph.op_split import OpSplit
-
-_LATER = ("step_kernels", "without_formula")
 
 Precision = Literal["fp32", "bf16", "fp16"]
 """The dtypes of forwards: those of the model, or of torch's autocast to bfloat16 or float16."""
@@ -40,8 +39,7 @@ class Work:
     @model_serializer(mode="wrap")
     def _body(self, body_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # Most operators have the body that they had before these two were told apart.
-        body: dict[str, Any] = body_of(self)
-        return {key: value for key, value in body.items() if value or key not in _LATER}
+        return without_empty(body_of(self), "step_kernels", "without_formula")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +97,7 @@ class Op:
     @model_serializer(mode="wrap")
     def _body(self, body_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # Files of operators that mix no samples are what they were before this was noted.
-        body: dict[str, Any] = body_of(self)
-        return body if self.mixes is not None else {key: value for key, value in body.items() if key != "mixes"}
+        return without_empty(body_of(self), "mixes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,6 +235,4 @@ class Origin:
     @model_serializer(mode="wrap")
     def _body(self, body_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # Other graphs have the body that they had before GPUs were told from CPUs, and before inputs had parts.
-        body: dict[str, Any] = body_of(self)
-        plain = [name for name in ("fused_attention", "parts") if not getattr(self, name)]
-        return {key: value for key, value in body.items() if key not in plain}
+        return without_empty(body_of(self), "fused_attention", "parts")
