@@ -2,8 +2,8 @@
 
 Where links between nodes are slow, or some devices are, a plan on the rest can be faster than one on all of them:
 
-    two nodes of four devices, 1 Gb/s between them     subsets: one device, one node
-    8 fast devices at one site, 8 slow at another      subsets: one of each type, each site
+    two nodes of four devices, 1 Gb/s between them     subsets: one node
+    8 fast devices at one site, 8 slow at another      subsets: each site, which is each type too
 """
 
 from collections import Counter
@@ -42,13 +42,13 @@ def with_device_subsets(
         options: the caller's.
         find: the search.
     """
+    if not (subsets := device_subsets(problem.cluster)):
+        return plan
     equal = len(problem.cluster.device_types) == 1
     if equal and options.evaluate(_without_messages(plan)) > (1 - _WORTH) * options.evaluate(plan):
         return plan
-    subsets = [
-        subset for subset in device_subsets(problem.cluster) if len(problem.graph.ops) * len(subset) <= MOST_WORK
-    ]
-    parts = sorted((_least_seconds(problem, subset), subset) for subset in subsets)
+    most = MOST_WORK // len(problem.graph.ops)
+    parts = sorted((_least_seconds(problem, subset), subset) for subset in subsets if len(subset) <= most)
     return fastest_on_parts(problem, plan, options, find, parts)
 
 
@@ -62,18 +62,18 @@ def _without_messages(plan: Plan) -> Plan:
 def device_subsets(cluster: Cluster) -> list[Positions]:
     """Return parts of a cluster that a plan may have to itself. Of equal ones, only the first.
 
-    They are one device of each type, each group of each level of links (nodes, then what lies between, such as sites),
-    the devices of each type, and unions that begin with the strongest group and add the next.
+    They are each group of each level of links (nodes, then what lies between, such as sites), the devices of each type,
+    and unions that begin with the strongest group and add the next.
     """
     everything = tuple(range(len(cluster.devices)))
     types = [device.type for device in cluster.devices]
     by_type = [tuple(at for at in everything if types[at] == name) for name in dict.fromkeys(types)]
     subsets: dict[object, Positions] = {}
-    for subset in [*(same[:1] for same in by_type), *_unions(cluster, by_type)]:
-        subsets.setdefault(_shape(cluster, subset), subset)
+    divisions = [by_type]
     for level in cluster.every_level:
         groups = device_groups([device.node for device in cluster.devices], level)
-        members = [tuple(at for at in everything if groups[at] == group) for group in dict.fromkeys(groups)]
+        divisions.append([tuple(at for at in everything if groups[at] == group) for group in dict.fromkeys(groups)])
+    for members in divisions:
         for subset in [*members, *_unions(cluster, members)]:
             subsets.setdefault(_shape(cluster, subset), subset)
     return [subset for subset in subsets.values() if len(subset) < len(everything)]

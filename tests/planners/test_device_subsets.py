@@ -43,12 +43,14 @@ def cluster_of(nodes: dict[str, list[str]], gigabits: float = 1.0) -> Cluster:
     ("nodes", "subsets"),
     [
         # Of equal nodes the first, and unions of two, four, ...
-        ({"a": ["fast"] * 2, "b": ["fast"] * 2}, [(0,), (0, 1)]),
+        ({"a": ["fast"] * 2, "b": ["fast"] * 2}, [(0, 1)]),
         ({name: ["fast"] for name in "abcdef"}, [(0,), (0, 1), (0, 1, 2, 3)]),
-        # Two types: one device of each, each type, each node.
-        ({"a": ["slow"] * 2, "b": ["fast"] * 2}, [(0,), (2,), (2, 3), (0, 1)]),
+        # Two types, each in a node of its own.
+        ({"a": ["slow"] * 2, "b": ["fast"] * 2}, [(0, 1), (2, 3)]),
+        # Equal devices of one node: a search leaves out what it does not need.
+        ({"a": ["slow"] * 4}, []),
         # Types inside the nodes: the fast ones of all nodes are a subset too.
-        ({"a": ["fast", "slow"], "b": ["fast", "slow"]}, [(0,), (1,), (0, 2), (0, 1)]),
+        ({"a": ["fast", "slow"], "b": ["fast", "slow"]}, [(0, 2), (1, 3), (0, 1)]),
     ],
 )
 def test_subsets_are_devices_types_groups_and_unions(nodes, subsets) -> None:
