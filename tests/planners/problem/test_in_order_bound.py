@@ -28,9 +28,7 @@ def by_passes(plan: Plan) -> float:
     while done < len(ends):
         done = len(ends)
         for number, stage in enumerate(plan.stages):
-            kinds = plan.cost_model.tasks_seconds(
-                stage.ops, stage.devices, stage.micro_batch / stage.degree, stage.recompute
-            )
+            kinds = plan.tasks_seconds(number)
             free = plan.gather_seconds(number)
             for kind, index in order_of(plan, number):
                 sample = index * stage.micro_batch + stage.micro_batch // stage.degree - 1
