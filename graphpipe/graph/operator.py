@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from pydantic import ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 from graphpipe.files.json_body import without_empty
+from graphpipe.graph.op_shards import OpShards
 from graphpipe.graph.op_split import OpSplit
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -93,11 +94,13 @@ class Op:
     """How it mixes samples, if it may get parts of the mini-batch."""
     splits: tuple[OpSplit, ...] = ()
     """How the operator can be split (`graph.splits`): in at most one way by inputs, outputs and rows each."""
+    shards: OpShards | None = None
+    """How tensor-parallel ranks share it; None: each of them computes it whole."""
 
     @model_serializer(mode="wrap")
     def _body(self, body_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Files of operators that mix no samples are what they were before this was noted.
-        return without_empty(body_of(self), "mixes")
+        # Files of operators that mix no samples, and are not shared, are what they were before this was noted.
+        return without_empty(body_of(self), "mixes", "shards")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

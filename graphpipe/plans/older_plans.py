@@ -24,9 +24,10 @@ def with_current_fields(body: dict[str, Any]) -> dict[str, Any]:
 def with_version_1_fields(plan: dict[str, Any]) -> dict[str, Any]:
     """Return the body of a plan as fingerprints of schema version 1 use it.
 
-    Every stage had the backend `eager` then, replicas did not shard anything, nothing was offloaded, and the pipeline
-    drained after every mini-batch. Every plan trained. Costs did not have any loads, graphs did not say what can be
-    split, and clusters neither whether messages against each other go at the same time, nor what memory nodes have.
+    Every stage had the backend `eager` then, replicas were single devices that did not shard anything, nothing was
+    offloaded, and the pipeline drained after every mini-batch. Every plan trained. Costs did not have any loads, graphs
+    did not say what can be split, and clusters neither whether messages against each other go at the same time, nor
+    what memory nodes have.
     """
     for stage in _stages(plan):
         stage["backend"] = "eager"
@@ -40,6 +41,8 @@ def with_version_1_fields(plan: dict[str, Any]) -> dict[str, Any]:
             del stage["offload_to"]
         if not stage["regions"]:
             del stage["regions"]
+        if stage["tensor"] == 1:
+            del stage["tensor"]
     if plan["weights"] == "flush":
         plan = {name: value for name, value in plan.items() if name not in ("weights", "predictor")}
     if plan["trains"]:

@@ -53,7 +53,7 @@ class Stage:
     name: str
     ops: tuple[str, ...]
     devices: tuple[int, ...]
-    """Positions in the cluster's devices. With more than one, the stage is data-parallel."""
+    """Positions in the cluster's devices, replica by replica. With more than `tensor`, the stage is data-parallel."""
     micro_batch: int
     """Samples of one micro-batch over all replicas. Each replica computes micro_batch / degree of them."""
     in_flight: int
@@ -79,11 +79,13 @@ class Stage:
     """Most versions of the stage's weights that each device holds at once, the newest and predicted ones included."""
     regions: tuple[BackendRegion, ...] = ()
     """Which backend runs which operators; empty: PyTorch runs all of them. Costs are those of the cost table."""
+    tensor: int = 1
+    """The tensor-parallel degree: how many devices share each replica. They follow each other in `devices`."""
 
     @property
     def degree(self) -> int:
-        """The data-parallel degree."""
-        return len(self.devices)
+        """The data-parallel degree: the number of replicas."""
+        return len(self.devices) // self.tensor
 
     @property
     def keeping(self) -> "Stage":
