@@ -175,4 +175,17 @@ def _show_result(output: Output, finished: "FinishedRun") -> None:
         f"step: predicted {predicted}, measured {format_seconds(result.step_seconds_measured)} "
         f"({result.samples_per_second:,.1f} samples/s)",
         f"written to {folder}: {', '.join(files)}",
+        *_learned_lines(finished),
     )
+
+
+def _learned_lines(finished: "FinishedRun") -> list[str]:
+    from graphpipe.profiler.learning import largest_difference
+
+    worst = largest_difference(finished.learned)
+    if worst is None:
+        return []
+    return [
+        f"learned: the {worst.what} of {worst.stage} took {worst.factor:.2f}x what was predicted; "
+        f"`plan.costs={finished.folder}` predicts the next run by what this one measured"
+    ]

@@ -15,6 +15,9 @@ from graphpipe.files.json_body import digest, from_body, to_body
 from graphpipe.files.json_document import read_document, write_document
 from graphpipe.graph import Graph
 
+LEARNED = "costs-learned.json"
+"""The file in the folder of a run that has the costs which the run has corrected."""
+
 
 # No slots: the derived look-ups below are cached properties.
 @dataclass(frozen=True, kw_only=True)
@@ -107,11 +110,17 @@ class CostTable:
 
     @staticmethod
     def load(path: str | Path) -> "CostTable":
-        """Read a table written by `save`.
+        """Read a table written by `save`, or the one in the folder of a run, which the run has corrected.
 
         Raises:
-            InvalidInput: the file is not a valid cost table of this schema version.
+            InvalidInput: the file is not a valid cost table of this schema version, or the folder does not have one.
         """
+        if Path(path).is_dir() and not (path := Path(path) / LEARNED).exists():
+            raise InvalidInput(
+                "does not exist: the folder is not that of a run whose last step was measured",
+                where=str(path),
+                remedy="Name the folder of a training that ended, or a file written by `graphpipe profile`.",
+            )
         return read_document(path, "costs", lambda body: from_body(CostTable, body, str(path)))
 
 

@@ -162,7 +162,7 @@ def save_plan(plan: Plan, folder: RunFolder) -> Trace:
     plan.save(folder.plan)
     plan.costs.save(folder.costs)
     trace.save(folder.predicted_trace)
-    for earlier in (folder.metrics, folder.measured_trace):
+    for earlier in (folder.metrics, folder.measured_trace, folder.learned_costs):
         earlier.unlink(missing_ok=True)
     return trace
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from graphpipe.files.json_body import from_body
 from graphpipe.files.json_document import read_json
 from graphpipe.plans import Plan
+from graphpipe.profiler.learning import LearnedPass, learn
 from graphpipe.trace import Trace, save_chrome
 from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.training.run_folder.train_result import TrainResult
@@ -19,17 +20,32 @@ class FinishedRun:
     plan: Plan
     """The plan that was run, with its prediction. For an elastic run, the last plan."""
     result: TrainResult
+    learned: tuple[LearnedPass, ...] = ()
+    """By how much the passes of its stages differ from their costs (`folder.learned_costs`)."""
     rank: int = 0
     """The rank of this process. It is only other than 0 under torchrun."""
 
 
 def finish(folder: RunFolder, plan: Plan) -> FinishedRun:
-    """Write the predicted and the measured step for ui.perfetto.dev, and return what rank 0 has written.
+    """Write both steps for ui.perfetto.dev and the corrected costs, and return what rank 0 has written.
+
+    The costs of a plan that splits operators are of the graph with their parts, which no other plan starts from. So
+    they are not written.
 
     Raises:
         InvalidInput: a file of the run cannot be read.
     """
     traces = [Trace.load(path) for path in (folder.predicted_trace, folder.measured_trace) if path.exists()]
     save_chrome(folder.chrome_trace, traces)
+    measured = traces[-1] if traces and traces[-1].source == "measured" else None
+    passes = ()
+    if measured and measured.plan_fingerprint == plan.fingerprint and not _has_parts(plan):
+        learned = learn(plan, measured)
+        learned.costs.save(folder.learned_costs)
+        passes = learned.passes
     result = from_body(TrainResult, read_json(folder.metrics), str(folder.metrics))
-    return FinishedRun(folder=folder, plan=plan, result=result)
+    return FinishedRun(folder=folder, plan=plan, result=result, learned=passes)
+
+
+def _has_parts(plan: Plan) -> bool:
+    return plan.graph.origin is not None and bool(plan.graph.origin.split_ops)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from graphpipe.costs.cost_table import LEARNED
 from graphpipe.run.checkpoint.folder import CHECKPOINTS
 
 
@@ -43,6 +44,11 @@ class RunFolder:
     def costs(self) -> Path:
         """The costs that the plan was made with."""
         return self.path / "costs.json"
+
+    @property
+    def learned_costs(self) -> Path:
+        """The same costs, corrected by the measured step."""
+        return self.path / LEARNED
 
     @property
     def predicted_trace(self) -> Path:

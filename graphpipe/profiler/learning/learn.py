@@ -1,0 +1,153 @@
+"""Corrected costs from a plan and a measured step of it.
+
+A trace has the seconds of a stage's tasks, and not of each operator. So all operators of a stage get slower or faster
+by one factor for each pass, on each type of device. What the runtime adds to a task stays as it was measured. What the
+simulator adds to a task, such as for ranks that share a processor, stays too: the factor is between both traces.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+
+from graphpipe.costs import CostTable
+from graphpipe.costs.op_cost import Halves, OpCost
+from graphpipe.errors import InvalidInput
+from graphpipe.plans import Plan, Stage
+from graphpipe.profiler.learning.learned import LearnedCosts, LearnedPass, Pass
+from graphpipe.simulator.simulate import simulate
+from graphpipe.trace import SpanKind, Trace
+
+_Seconds = Mapping[SpanKind, Sequence[float]]
+_SHORTEST = 1e-9
+"""Seconds. A pass that is predicted or measured as shorter has nothing to learn from."""
+
+
+def learn(plan: Plan, measured: Trace, table: CostTable | None = None) -> LearnedCosts:
+    """Return costs that predict the passes of a measured step as they were measured.
+
+    Stages that gather their weights layer by layer keep their costs: their tasks wait for messages inside.
+
+    Args:
+        plan: that was run.
+        measured: a step of it. If it took several, a typical one.
+        table: the costs to correct; None: those of the plan. A plan that splits operators has costs of its own graph,
+            so those of the whole graph are corrected where both have the operator.
+
+    Raises:
+        InvalidInput: the trace is of another plan.
+    """
+    if measured.plan_fingerprint != plan.fingerprint:
+        raise InvalidInput(
+            f"the measured step is of plan {measured.plan_fingerprint[:12]}, but the costs of plan "
+            f"{plan.fingerprint[:12]} are to be corrected",
+            remedy="Give the plan that was run.",
+        )
+    predicted = simulate(plan)
+    passes = tuple(
+        each
+        for at, stage in enumerate(plan.stages)
+        if stage.state != "layers" or stage.degree == 1
+        for each in _passes(plan, at, stage, predicted, measured)
+    )
+    factors: dict[tuple[str, str], dict[Pass, float]] = {}
+    for each in passes:
+        for op in each.ops:
+            factors.setdefault((op, each.device_type), {})[each.what] = each.factor
+    table = table or plan.costs
+    rows = tuple(_scaled(row, factors.get((row.op, row.device_type), {})) for row in table.rows)
+    optimizer = _optimizer_seconds_per_byte(plan, predicted, measured)
+    costs = replace(table, rows=rows, optimizer_seconds_per_parameter_byte=optimizer)
+    return LearnedCosts(costs=costs, passes=passes)
+
+
+def _passes(plan: Plan, at: int, stage: Stage, predicted: Trace, measured: Trace) -> Iterator[LearnedPass]:
+    model, overhead = plan.cost_model, plan.costs.task_overhead_seconds
+    for kind in dict.fromkeys(plan.cluster.devices[device].type for device in stage.devices):
+        devices = [device for device in stage.devices if plan.cluster.devices[device].type == kind]
+        expected, found = _seconds_of(predicted, at, devices), _seconds_of(measured, at, devices)
+        samples = stage.micro_batch / stage.degree
+        plain = model.task_seconds(stage.ops, devices[0], samples)
+        whole = model.task_seconds(stage.ops, devices[0], samples, stage.recompute)
+        recomputed = whole.input_gradient - plain.input_gradient
+        known: tuple[tuple[Pass, SpanKind, float, float], ...] = (
+            ("forward", "F", plain.forward - overhead, 0.0),
+            ("backward", "B", plain.backward - overhead, recomputed),
+            ("input half", "I", plain.input_half - overhead, recomputed),
+            ("weight half", "W", plain.weight_half, 0.0),
+        )
+        forward = 1.0  # the factor of the forward, and so of what is recomputed
+        for what, span, seconds, again in known:
+            if not (expected.get(span) and found.get(span)) or seconds < _SHORTEST:
+                continue
+            alone = seconds + again + overhead  # without what the simulator adds
+            took = median(found[span]) / median(expected[span]) * alone - overhead - again * forward
+            if took < _SHORTEST:
+                continue
+            if what == "forward":
+                forward = took / seconds
+            yield LearnedPass(
+                stage=stage.name,
+                ops=stage.ops,
+                device_type=kind,
+                what=what,
+                predicted_seconds=seconds,
+                measured_seconds=took,
+            )
+
+
+def _seconds_of(measured: Trace, stage: int, devices: Sequence[int]) -> _Seconds:
+    seconds: dict[SpanKind, list[float]] = {}
+    for span in measured.spans:
+        if span.stage == stage and span.device in devices:
+            seconds.setdefault(span.kind, []).append(span.end_seconds - span.start_seconds)
+    return seconds
+
+
+def _scaled(row: OpCost, factors: Mapping[Pass, float]) -> OpCost:
+    """Return the costs of an operator, each pass by its factor.
+
+    If only the halves of a backward ran, a whole one gets the factor of each half for its part. If only whole ones ran,
+    the halves get the same factor.
+    """
+    if not factors:
+        return row
+    whole = factors.get("backward")
+    input_factor, weight_factor = factors.get("input half", whole or 1.0), factors.get("weight half", whole or 1.0)
+    halves = row.halves and Halves(
+        input=row.halves.input.times(input_factor), weight=row.halves.weight.times(weight_factor)
+    )
+    return replace(
+        row,
+        forward=row.forward.times(factors.get("forward", 1.0)),
+        input_gradient=row.input_gradient.times(whole or input_factor),
+        weight_gradient=row.weight_gradient.times(whole or weight_factor),
+        halves=halves,
+    )
+
+
+def _optimizer_seconds_per_byte(plan: Plan, predicted: Trace, measured: Trace) -> float:
+    """Return the seconds of the optimizer per byte of the parameters that a device updates.
+
+    The replicas of a stage gather the weights inside the optimizer's step if they shard its state. This is left out.
+    """
+    expected, found = _optimizer_seconds(predicted), _optimizer_seconds(measured)
+    seconds = updated = 0.0
+    for device in expected.keys() & found.keys():
+        hosted = [at for at, stage in enumerate(plan.stages) if device in stage.devices]
+        alone = sum(map(plan.optimizer_seconds, hosted))
+        disturbed = expected[device] / alone if alone >= _SHORTEST else 1.0
+        computing = 0.0
+        for at in hosted:
+            stage = plan.stages[at]
+            computing += plan.cost_model.optimizer_seconds(stage.ops, stage.state, stage.degree)
+            updated += plan.cost_model.parameter_bytes.updated(stage.ops, stage.state, stage.degree)
+        seconds += max(0.0, found[device] / disturbed - (alone - computing))
+    return seconds / updated if updated else plan.costs.optimizer_seconds_per_parameter_byte
+
+
+def _optimizer_seconds(trace: Trace) -> dict[int, float]:
+    seconds: dict[int, float] = {}
+    for span in trace.spans:
+        if span.kind == "optimizer":
+            seconds[span.device] = seconds.get(span.device, 0.0) + span.end_seconds - span.start_seconds
+    return seconds
