@@ -28,6 +28,7 @@ from graphpipe.cli import (
     show,
     simulate,
     train,
+    tune,
 )
 from graphpipe.cli.arguments import Subparsers
 from graphpipe.cli.waiting_bar import waiting_bar
@@ -57,6 +58,7 @@ VERBS: dict[str, Verb] = {
     "simulate": simulate,
     "rehearse": rehearse,
     "check": check,
+    "tune": tune,
     "train": train,
     "evaluate": evaluate,
     "infer": infer,

@@ -50,6 +50,19 @@ def make_plan(config: TrainConfig, task: Task, cluster: Cluster, tell: Callable[
         Infeasible: no plan fits in memory.
         InvalidInput: the model, the costs or the settings cannot be used.
     """
+    captured, costs = captured_with_costs(config, task, cluster, tell)
+    planned = plan_with_costs(config, captured.graph, costs, cluster)
+    captured = split_like(captured, planned.graph)
+    return choose_backwards(planned, task.model, captured=captured), captured
+
+
+def captured_with_costs(
+    config: TrainConfig, task: Task, cluster: Cluster, tell: Callable[[str], None]
+) -> tuple[Captured, CostTable]:
+    """Capture the task's model and find its costs, as `[plan]` of the configuration says.
+
+    Args, Raises: as `make_plan`.
+    """
     settings = config.plan
     if settings.stages:
         load_hand_plan(Path(config.folder) / settings.stages)  # refuses a bad file before profiling
@@ -67,10 +80,7 @@ def make_plan(config: TrainConfig, task: Task, cluster: Cluster, tell: Callable[
             graph=given,
             fused_attention=not cluster.on_processors,
         )
-    costs = _costs(config, task, captured, cluster, tell)
-    planned = plan_with_costs(config, captured.graph, costs, cluster)
-    captured = split_like(captured, planned.graph)
-    return choose_backwards(planned, task.model, captured=captured), captured
+    return captured, _costs(config, task, captured, cluster, tell)
 
 
 def plan_with_costs(config: TrainConfig, graph: Graph, costs: CostTable, cluster: Cluster) -> Plan:

@@ -7,7 +7,7 @@ simulator adds to a task, such as for ranks that share a processor, stays too: t
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from statistics import median
+from statistics import fmean, geometric_mean, median
 
 from graphpipe.costs import CostTable
 from graphpipe.costs.op_cost import Halves, OpCost
@@ -22,42 +22,58 @@ _SHORTEST = 1e-9
 """Seconds. A pass that is predicted or measured as shorter has nothing to learn from."""
 
 
-def learn(plan: Plan, measured: Trace, table: CostTable | None = None) -> LearnedCosts:
-    """Return costs that predict the passes of a measured step as they were measured.
+def learn(plan: Plan, measured: Trace) -> LearnedCosts:
+    """Return the costs of a plan, corrected to predict the passes of a measured step of it as they were measured.
 
     Stages that gather their weights layer by layer keep their costs: their tasks wait for messages inside.
-
-    Args:
-        plan: that was run.
-        measured: a step of it. If it took several, a typical one.
-        table: the costs to correct; None: those of the plan. A plan that splits operators has costs of its own graph,
-            so those of the whole graph are corrected where both have the operator.
 
     Raises:
         InvalidInput: the trace is of another plan.
     """
-    if measured.plan_fingerprint != plan.fingerprint:
-        raise InvalidInput(
-            f"the measured step is of plan {measured.plan_fingerprint[:12]}, but the costs of plan "
-            f"{plan.fingerprint[:12]} are to be corrected",
-            remedy="Give the plan that was run.",
-        )
-    predicted = simulate(plan)
-    passes = tuple(
-        each
-        for at, stage in enumerate(plan.stages)
-        if stage.state != "layers" or stage.degree == 1
-        for each in _passes(plan, at, stage, predicted, measured)
-    )
-    factors: dict[tuple[str, str], dict[Pass, float]] = {}
+    return learn_from([(plan, measured)], plan.costs)
+
+
+def learn_from(runs: Sequence[tuple[Plan, Trace]], table: CostTable) -> LearnedCosts:
+    """Return costs, corrected by measured steps of several plans of one model.
+
+    An operator's factor is the geometric mean of those of the plans. Parts of operators that a plan splits are not in
+    the costs of the whole graph, and teach nothing.
+
+    Args:
+        runs: plans and a measured step of each.
+        table: the costs to correct. Plans that split operators were made with these.
+
+    Raises:
+        InvalidInput: a trace is of another plan.
+    """
+    passes: list[LearnedPass] = []
+    optimizer: list[float] = []
+    for plan, measured in runs:
+        if measured.plan_fingerprint != plan.fingerprint:
+            raise InvalidInput(
+                f"the measured step is of plan {measured.plan_fingerprint[:12]}, but the costs of plan "
+                f"{plan.fingerprint[:12]} are to be corrected",
+                remedy="Give the plan that was run.",
+            )
+        if plan.costs.graph_fingerprint == table.graph_fingerprint:  # it may have been made with other costs
+            plan = replace(plan, costs=table, prediction=None)
+        predicted = simulate(plan)
+        for at, stage in enumerate(plan.stages):
+            if stage.state != "layers" or stage.degree == 1:
+                passes += _passes(plan, at, stage, predicted, measured)
+        optimizer.append(_optimizer_seconds_per_byte(plan, predicted, measured))
+    factors: dict[tuple[str, str], dict[Pass, list[float]]] = {}
     for each in passes:
         for op in each.ops:
-            factors.setdefault((op, each.device_type), {})[each.what] = each.factor
-    table = table or plan.costs
-    rows = tuple(_scaled(row, factors.get((row.op, row.device_type), {})) for row in table.rows)
-    optimizer = _optimizer_seconds_per_byte(plan, predicted, measured)
-    costs = replace(table, rows=rows, optimizer_seconds_per_parameter_byte=optimizer)
-    return LearnedCosts(costs=costs, passes=passes)
+            factors.setdefault((op, each.device_type), {}).setdefault(each.what, []).append(each.factor)
+    typical: dict[tuple[str, str], dict[Pass, float]] = {
+        row: {what: geometric_mean(found) for what, found in by_pass.items()} for row, by_pass in factors.items()
+    }
+    rows = tuple(_scaled(row, typical.get((row.op, row.device_type), {})) for row in table.rows)
+    costs = replace(table, rows=rows)
+    if optimizer:
+        costs = replace(costs, optimizer_seconds_per_parameter_byte=fmean(optimizer))
+    return LearnedCosts(costs=costs, passes=tuple(passes))
 
 
 def _passes(plan: Plan, at: int, stage: Stage, predicted: Trace, measured: Trace) -> Iterator[LearnedPass]:

@@ -1,0 +1,83 @@
+"""What is tuned: a configuration or a model, as every rank loads it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ConfigDict
+from torch import nn
+
+from graphpipe.run.stage.loss import LossFunction
+from graphpipe.run.weights.weight_update import OptimizerFactory
+from graphpipe.training.config.settings import TrainConfig
+from graphpipe.training.task.checked_model import find_checked_model
+from graphpipe.training.task.factories import optimizer_factory
+from graphpipe.training.task.first_samples import first_samples
+from graphpipe.training.task.task import Batch, load_task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubjectWord:
+    """Names what is tuned, so that a rank can load it."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    model: str = ""
+    """A zoo name, or a function that returns a model or a task. Empty for a configuration."""
+    config: str = ""
+    """The file of a configuration as JSON."""
+    batch_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A model to train, with its loss, its optimizer and one mini-batch."""
+
+    module: nn.Module
+    loss_fn: LossFunction
+    optimizer: OptimizerFactory
+    batch: Batch
+    options: dict[str, Any]
+    """Those of `PipelineOptions` that a configuration sets."""
+
+
+def load_subject(word: SubjectWord) -> Subject:
+    """Load the model anew.
+
+    Raises:
+        InvalidInput: it cannot be loaded.
+    """
+    return _of_config(word) if word.config else _of_model(word)
+
+
+def _of_config(word: SubjectWord) -> Subject:
+    config = TrainConfig.load(Path(word.config))
+    task = load_task(config.task, config.folder, config.train.seed)
+    return Subject(
+        module=task.model,
+        loss_fn=task.loss_fn,
+        optimizer=optimizer_factory(config, task),
+        batch=first_samples(task, word.batch_size, word.batch_size, config.train.seed),
+        options={
+            "engine": config.train.engine,
+            "shard_optimizer": config.train.shard_optimizer,
+            "precision": config.train.precision,
+            "clip_norm": config.train.clip_norm,
+            "seed": config.train.seed,
+            "timeout_seconds": config.run.timeout_seconds,
+            "average_decay": config.evaluation.average_decay,
+        },
+    )
+
+
+def _of_model(word: SubjectWord) -> Subject:
+    torch.manual_seed(0)  # the same weights on every rank
+    model = find_checked_model(word.model)
+    return Subject(
+        module=model.module,
+        loss_fn=model.loss_fn,
+        optimizer=torch.optim.AdamW,
+        batch=model.samples(word.batch_size),
+        options={},
+    )

@@ -1,0 +1,101 @@
+"""What each rank does in a round of trials: it builds a pipeline of each plan, and trains a few steps."""
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ConfigDict
+
+from graphpipe.files.json_body import from_body, to_body
+from graphpipe.files.json_document import read_json
+from graphpipe.files.text_file import write_text
+from graphpipe.model.capture_file.capture_file import load_capture
+from graphpipe.plans import Plan
+from graphpipe.run.pipeline import Pipeline
+from graphpipe.run.step.pipeline_options import PipelineOptions
+from graphpipe.trace import Trace
+from graphpipe.training.task.task import Batch
+from graphpipe.training.tune.subject import SubjectWord, load_subject
+
+WARM_UP = 1
+"""Steps before the measured ones. The first one builds what later ones use again, such as the optimizer's state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFiles:
+    """The files of one plan that is tried."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    plan: str
+    capture: str
+    steps: str
+    """Is written: the seconds of each measured step."""
+    trace: str
+    """Is written: the measured step with the median time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRound:
+    """Plans that the ranks run one after the other."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    subject: SubjectWord
+    plans: tuple[PlanFiles, ...]
+    steps: int
+    """Measured steps of each plan."""
+    seconds: float
+    """After these, no other plan is begun."""
+
+
+def run_round(path: str) -> None:
+    """Run the plans of a round, on this rank. All ranks call this.
+
+    Args:
+        path: of the file of a `TrialRound`.
+    """
+    trials = from_body(TrialRound, read_json(Path(path)), path)
+    start = time.monotonic()
+    for files in trials.plans:
+        plan = Plan.load(files.plan)
+        subject = load_subject(trials.subject)
+        options = PipelineOptions(
+            **subject.options,
+            device="cpu" if plan.cluster.on_processors else None,
+            captured=load_capture(Path(files.capture), plan.graph),
+        )
+        with Pipeline(plan, subject.module, subject.loss_fn, subject.optimizer, options=options) as pipeline:
+            _train(pipeline, subject.batch, WARM_UP)
+            pipeline.recording = True
+            traces = _train(pipeline, subject.batch, trials.steps)
+            over = any(pipeline.world.exchange(time.monotonic() - start > trials.seconds))
+            if pipeline.world.rank == 0:
+                _write(files, traces, trials.steps)
+        if over:
+            return
+
+
+def _train(pipeline: Pipeline, batch: Batch, steps: int) -> list[Trace]:
+    if pipeline.plan.weights != "flush":  # A segment is one trace.
+        pipeline.segment([batch] * steps)
+        return [pipeline.trace()] if pipeline.recording else []
+    traces: list[Trace] = []
+    for _ in range(steps):
+        pipeline.step(*batch)
+        traces += [pipeline.trace()] if pipeline.recording else []
+    return traces
+
+
+def _write(files: PlanFiles, traces: list[Trace], steps: int) -> None:
+    by_time = sorted(traces, key=lambda trace: trace.step_seconds)
+    by_time[len(by_time) // 2].save(files.trace)
+    # Last, because a plan whose steps are written has run.
+    seconds = [trace.step_seconds * len(traces) / steps for trace in traces]
+    write_text(Path(files.steps), json.dumps(seconds) + "\n")
+
+
+def save_round(trials: TrialRound, path: Path) -> None:
+    """Write a round for the ranks to read."""
+    write_text(path, json.dumps(to_body(trials)) + "\n")

@@ -1,0 +1,108 @@
+"""Trials on processes of this machine: rounds of plans, each trained for a few steps."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from graphpipe.files.json_document import read_json
+from graphpipe.launch.first_failure import RankFailed
+from graphpipe.launch.launcher import launch
+from graphpipe.model.capture.capture import Captured
+from graphpipe.model.capture.op_splits.split_nodes import split_like
+from graphpipe.model.capture_file.capture_file import save_capture
+from graphpipe.plans import Plan
+from graphpipe.trace import Trace
+from graphpipe.training.tune.candidates import Candidate
+from graphpipe.training.tune.subject import SubjectWord
+from graphpipe.training.tune.trial_rank import PlanFiles, TrialRound, save_round
+
+ROUND_ENTRY = "graphpipe.training.tune.trial_rank:run_round"
+"""What every rank runs."""
+
+
+@dataclass(slots=True)
+class Trials:
+    """Runs candidates, and remembers what was measured."""
+
+    subject: SubjectWord
+    captured: Captured
+    folder: Path
+    """Of the files between this process and the ranks."""
+    ends_at: float
+    """By `time.monotonic`. No plan is begun after it."""
+    tell: Callable[[str], None]
+    port: int = 0
+    timeout_seconds: float = 300.0
+    candidates: list[Candidate] = field(default_factory=list[Candidate])
+    measured: dict[int, Trace] = field(default_factory=dict[int, Trace])
+    """The typical step of each candidate in the last round that it ran."""
+    failures: dict[int, str] = field(default_factory=dict[int, str])
+    _files: list[PlanFiles] = field(default_factory=list[PlanFiles])
+    _rounds: int = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is over."""
+        return time.monotonic() > self.ends_at
+
+    def add(self, candidate: Candidate) -> int:
+        """Write the plan of a candidate for the ranks, and return the candidate's number."""
+        number, plan = len(self.candidates), candidate.plan
+        capture = self.folder / f"capture-{plan.graph.fingerprint[:12]}.json"
+        if not capture.exists():
+            save_capture(split_like(self.captured, plan.graph), capture)
+        files = PlanFiles(
+            plan=str(self.folder / f"plan-{number}.json"),
+            capture=str(capture),
+            steps=str(self.folder / f"steps-{number}.json"),
+            trace=str(self.folder / f"trace-{number}.json"),
+        )
+        plan.save(files.plan)
+        self.candidates.append(candidate)
+        self._files.append(files)
+        return number
+
+    def measure(self, chosen: Sequence[int], steps: int) -> Mapping[int, Sequence[float]]:
+        """Run candidates for so many steps each, and return the seconds of these steps.
+
+        A plan that fails ends all ranks. Those after it are started again without it. What the time does not reach, and
+        what failed, is missing.
+        """
+        found: dict[int, Sequence[float]] = {}
+        left = list(chosen)
+        self.tell(f"running {len(left)} plans for {steps} steps each")
+        while left and not self.over:
+            failure = self._launch(left, steps)
+            for number in list(left):
+                files = self._files[number]
+                if not (path := Path(files.steps)).exists():
+                    break
+                found[number] = [float(each) for each in read_json(path)]
+                self.measured[number] = Trace.load(files.trace)
+                path.unlink()
+                left.remove(number)
+            if failure is None:
+                break
+            if left:
+                self.failures[left.pop(0)] = failure
+        return found
+
+    def runs(self) -> list[tuple[Plan, Trace]]:
+        """Return the plans that ran, each with its typical step, as costs learn from them."""
+        pairs = ((self.candidates[number].plan, trace) for number, trace in sorted(self.measured.items()))
+        return [(plan, trace) for plan, trace in pairs if plan.weights == "flush"]
+
+    def _launch(self, chosen: Sequence[int], steps: int) -> str | None:
+        # Returns why a rank failed.
+        self._rounds += 1
+        path = self.folder / f"round-{self._rounds}.json"
+        plans = tuple(self._files[number] for number in chosen)
+        seconds = self.ends_at - time.monotonic()
+        save_round(TrialRound(subject=self.subject, plans=plans, steps=steps, seconds=seconds), path)
+        ranks = max(len(self.candidates[number].plan.used_devices) for number in chosen)
+        try:
+            launch(ROUND_ENTRY, ranks, arguments=[str(path)], port=self.port, timeout_seconds=self.timeout_seconds)
+        except RankFailed as failure:
+            return str(failure)
+        return None
