@@ -1,9 +1,9 @@
 """Whether a plan can train the smaller mini-batches of an epoch, such as the last one, found before the first step."""
 
 import time
-from collections.abc import Iterable, Iterator, Sized
-from functools import partial
+from collections.abc import Iterable, Sized
 from itertools import islice
+from threading import Thread
 from typing import Any, cast
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -16,14 +16,14 @@ from graphpipe.run.worker.smaller_batches import smaller_plan
 from graphpipe.training.config.settings import TrainConfig
 from graphpipe.training.task.task import Task, as_batch
 
-_SECONDS = 10.0
+_SECONDS = 2.0
 """For how long an epoch is read whose sizes are not known otherwise."""
 
 
 def check_sizes(config: TrainConfig, task: Task, plan: Plan) -> None:
     """Check that the micro-batches of a plan divide every mini-batch of the first epoch, as far as a training goes.
 
-    The sizes of a list and of a `DataLoader` are known. Other epochs are read for a while.
+    The last size of a `DataLoader` is known. Other epochs are read for a while, which may find nothing.
 
     Args:
         config: of the training.
@@ -39,8 +39,8 @@ def check_sizes(config: TrainConfig, task: Task, plan: Plan) -> None:
     try:
         epoch = cast("object", task.epoch(0, config.train.batch_size, config.train.seed))
         left = _left_over(epoch)
-        batches = _for_a_while(cast("Iterable[object]", epoch), config.train.steps)
-        for size in map(partial(_size, plan), batches) if left is None else left:
+        steps = config.train.steps
+        for size in _read_sizes(plan, cast("Iterable[object]", epoch), steps) if left is None else left:
             _check(plan, size)
     finally:
         random.restore()
@@ -68,12 +68,33 @@ def _left_over(epoch: object) -> list[int] | None:
     return [left] if left else []
 
 
-def _for_a_while(epoch: Iterable[object], steps: int | None) -> Iterator[object]:
+def _read_sizes(plan: Plan, epoch: Iterable[object], steps: int | None) -> list[int]:
+    """Return the samples of the mini-batches that can be read in time.
+
+    A thread reads, because an epoch may wait for what comes later, such as for a stream. An error of the user's is not
+    raised: the ranks read in their main threads, and meet it if it is not of the thread.
+    """
+    sizes: list[int] = []
+    problems: list[InvalidInput] = []
     end = time.monotonic() + _SECONDS
-    for batch in islice(epoch, steps):
-        yield batch
-        if time.monotonic() > end:
+
+    def read() -> None:
+        try:
+            for batch in islice(epoch, steps):
+                if time.monotonic() > end:
+                    return
+                sizes.append(_size(plan, batch))
+        except InvalidInput as error:
+            problems.append(error)
+        except Exception:
             return
+
+    reader = Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(_SECONDS)
+    if problems:
+        raise problems[0]
+    return [*sizes]
 
 
 def _size(plan: Plan, batch: object) -> int:

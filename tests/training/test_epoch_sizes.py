@@ -1,6 +1,7 @@
 """A smaller last mini-batch that no micro-batches divide ended a training after its first epoch."""
 
 from collections.abc import Callable, Iterable
+from threading import Event
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import graphpipe as gp
+from graphpipe.training import epoch_sizes
 from graphpipe.training.epoch_sizes import check_sizes
 from tests.support.programs.plain_training import cut_plan
 
@@ -57,3 +59,29 @@ def test_a_last_mini_batch_that_micro_batches_do_not_divide_is_found(kind: str) 
 def test_what_a_training_does_not_reach_or_a_loader_drops_is_no_fault() -> None:
     check(EPOCHS["generator"][1], steps=2)
     check(lambda _: loader(21, drop_last=True))
+
+
+@pytest.mark.timeout(60)
+def test_an_epoch_that_waits_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that waited for a later event held the launcher for ever: the sizes of a stream are not known before."""
+    monkeypatch.setattr(epoch_sizes, "_SECONDS", 0.2)
+    later = Event()
+
+    def stream(number: int) -> Iterable[Any]:
+        yield batch(8)
+        later.wait()
+        yield batch(5)
+
+    check(stream)
+    later.set()
+
+
+@pytest.mark.timeout(60)
+def test_an_error_of_the_epoch_is_left_to_the_ranks() -> None:
+    """It may be of the thread that reads here, such as that of a data base."""
+
+    def broken(number: int) -> Iterable[Any]:
+        yield batch(8)
+        raise RuntimeError("made in another thread")
+
+    check(broken)
