@@ -65,7 +65,9 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cluster", required=True, metavar="C", help="a preset (local:4, summit:8x4) or a TOML file")
     parser.add_argument("--batch", required=True, type=int, metavar="B", help="samples per mini-batch")
     parser.add_argument(
-        "--costs", metavar="FILE", help="costs written by `graphpipe profile` (default: estimated costs)"
+        "--costs",
+        metavar="FILE",
+        help="costs written by `graphpipe profile`, or the folder of a run (default: estimated costs)",
     )
     add_settings(parser, PlanSection, only=("look_into", "cache"))
     add_precision(parser)

@@ -124,7 +124,8 @@ class PlanSection(PlanSettings):
     The path is relative to the folder of the task. When an elastic run loses devices, the planner plans for those that
     are left."""
     costs: str = "profile"
-    """`profile` measures the operators on this machine, `estimate` computes costs. Or a file of `graphpipe profile`."""
+    """`profile` measures the operators on this machine, `estimate` computes costs. Or a file of `graphpipe profile`, or
+    the folder of a run, which has corrected its costs."""
     look_into: str = field(default="", metadata={"metavar": "NAMES"})
     """Submodules to look into, which are one operator each by default: names with commas in between, or `*` for all,
     down to single operations."""
