@@ -72,7 +72,7 @@ def test_a_plan_whose_step_is_18_has_period_12() -> None:
 
 
 @given(plan=plans(quick=True, offloads=False), policy=st.sampled_from(POLICIES))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_long_segments_approach_the_period(plan: Plan, policy: WeightPolicy) -> None:
     stages = tuple(replace(stage, state="whole", burst=1) for stage in plan.stages)
     plan = with_policy(replace(plan, stages=stages, schedule="1f1b"), policy)

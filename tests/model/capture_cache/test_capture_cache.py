@@ -107,7 +107,7 @@ def test_the_second_capture_is_read_and_runs_like_the_first(folder, captures, mo
     assert torch.equal(program(inputs)[1], module(**inputs))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
+@pytest.mark.parametrize("kind", [nn.LSTM])
 def test_a_recurrent_model_is_kept_and_another_depth_is_another_model(
     kind: Any, folder: Path, captures: list[Captured]
 ) -> None:

@@ -21,11 +21,7 @@ from bench.families.table import FAMILIES, LEFT_OUT
 from bench.record import RESULTS
 from graphpipe.model.capture.capture import capture
 
-CORE = (
-    *("mixtral, router losses", "qwen3", "gemma2", "gpt_neox"),
-    *("modernbert", "t5", "dinov2", "swin", "wav2vec2", "vision-encoder-decoder", "llava"),
-    "qwen2_vl",
-)
+CORE = ("mixtral, router losses", "gemma2", "modernbert", "t5", "swin", "wav2vec2", "llava")
 """Some of each kind. `make bench-families` tries all."""
 EXACT = 1e-5
 MEASURED = pytest.mark.skipif(
@@ -48,7 +44,7 @@ def test_every_layer_is_an_operator_of_its_own(name: str) -> None:
 
 
 @MEASURED
-@pytest.mark.parametrize("name", ["gemma2", "mixtral", "roberta", "whisper", "segformer", "clip", "llava"])
+@pytest.mark.parametrize("name", ["mixtral", "whisper", "clip"])
 def test_an_ordinary_capture_cuts_between_all_layers_too(name: str) -> None:
     model, example = build_family(name)
     graph = capture(model, {key: each for key, each in example.items() if key != "labels"})
