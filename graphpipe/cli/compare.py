@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from graphpipe.cli.arguments import Subparsers, add_problem, add_verb
 from graphpipe.cli.output import Output
@@ -69,7 +69,12 @@ def add(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--planners", metavar="A,B", help="planners (default: all)")
     parser.add_argument(
-        "--timeout", type=float, default=600.0, metavar="S", help="seconds for each planner (default 600)"
+        "--search-seconds",
+        "--timeout",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="end a planner that has not found a plan after these seconds (default 600)",
     )
     parser.add_argument("--timeline", action="store_true", help="draw the predicted step of every plan")
     parser.set_defaults(run=run)
@@ -82,8 +87,8 @@ def run(args: argparse.Namespace) -> int:
         0 if there is a plan. Otherwise 4 if a planner failed, 3 if no plan fits.
     """
     output = Output(args.json)
-    if not args.timeout > 0:
-        raise InvalidInput(f"is {args.timeout}, must be positive", where="--timeout")
+    if not args.search_seconds > 0:
+        raise InvalidInput(f"is {args.search_seconds}, must be positive", where="--search-seconds")
     names = (
         list(planner_names(trains=True))
         if args.planners is None
@@ -103,13 +108,13 @@ def run(args: argparse.Namespace) -> int:
         ends = run_in_parallel(
             list(followed),
             partial(_search, problem, followed, args.timeline),
-            timeout=args.timeout,
-            on_end=lambda each: bar.update(task, advance=1, name=f"{each} has ended"),
+            timeout=args.search_seconds,
+            on_end=lambda name, end: _show_end(bar, task, name, end),
         )
     refused = [end.what for end in ends if isinstance(end.what, InvalidInput)]
     if len(refused) == len(ends):
         raise refused[0]
-    outcomes = [_outcome(each, end, args.timeout) for each, end in zip(runs, ends, strict=True)]
+    outcomes = [_outcome(each, end, args.search_seconds) for each, end in zip(runs, ends, strict=True)]
     output.show(compare_table(outcomes))
     reasons = [(Run(outcome.planner, outcome.weights), outcome.reason) for outcome in outcomes]
     output.show(*(f"{run}: {reason}" for run, reason in reasons if reason), *notes)
@@ -121,6 +126,20 @@ def run(args: argparse.Namespace) -> int:
     if statuses & {"ok", "timeout"}:
         return 0
     return FAILED if "failed" in statuses else INFEASIBLE
+
+
+def _show_end(bar: Progress, task: TaskID, name: str, end: End) -> None:
+    # A line for each planner as it ends, above the bar. The table comes when all have ended.
+    if end.how == "timeout":
+        line = f"{name}: no plan in time"
+    elif isinstance(end.what, PlannerResult):
+        summary = end.what.summary
+        line = f"{name}: {format_seconds(summary.mini_batch_seconds)} a step, {summary.stages} stages"
+    else:
+        line = f"{name}: no plan"
+    bar.update(task, advance=1, name="")
+    if not bar.disable:
+        bar.console.print(line)
 
 
 def _progress() -> Progress:

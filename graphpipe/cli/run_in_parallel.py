@@ -57,7 +57,7 @@ def run_in_parallel(
     *,
     timeout: float,
     at_once: int | None = None,
-    on_end: Callable[[str], None] = lambda name: None,
+    on_end: Callable[[str, End], None] = lambda name, end: None,
 ) -> list[End]:
     """Call `work` with each name, and return how each call ended, in the order of names.
 
@@ -66,7 +66,7 @@ def run_in_parallel(
         work: can be pickled, as can its results and exceptions.
         timeout: seconds for each call. The start of its process does not count.
         at_once: number of processes at the same time. None: one per core.
-        on_end: called with a name when its call has ended.
+        on_end: called with a name when its call has ended, and how.
     """
     context = get_context("forkserver")
     function: Callable[..., object] = work.func if isinstance(work, partial) else work
@@ -87,7 +87,7 @@ def run_in_parallel(
                     runner.stop()
                     running.remove(runner)
                     ends[runner.number] = end
-                    on_end(names[runner.number])
+                    on_end(names[runner.number], end)
     return [ends[number] for number in range(len(names))]
 
 

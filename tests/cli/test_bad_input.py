@@ -40,7 +40,7 @@ def check(ran: Ran, code: int, *parts: str) -> None:
         (("plan", "GRAPH", "--cluster", "summit:1x4", "--batch", "0"), ("--batch: is 0",)),
         (("plan", "GRAPH", *ON, "--micro-batch", "3"), ("micro-batch 3 does not divide batch 16", "divisor of 16")),
         (("compare", "GRAPH", *ON, "--planners", "spp", "--micro-batch", "3"), ("3 does not divide batch 16",)),
-        (("compare", "GRAPH", *ON, "--timeout", "0"), ("--timeout",)),
+        (("compare", "GRAPH", *ON, "--search-seconds", "0"), ("--search-seconds",)),
         (("plan", "GRAPH", *ON, "--load", "lef=1:1"), ("load 'lef': matches no operator", "Did you mean 'left'?")),
         (("plan", "GRAPH", *ON, "--load", "left=1:x"), ("'left=1:x' has something else than numbers", "vision=1:0.5")),
         (("compare", "GRAPH", *ON, "--load", "left=-1"), ("load 'left': lists -1.0", "must be finite")),

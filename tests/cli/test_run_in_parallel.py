@@ -11,7 +11,7 @@ from graphpipe.cli.run_in_parallel import run_in_parallel
 def test_each_call_ends_in_its_own_way_and_ends_no_other() -> None:
     ended: list[str] = []
     names = ["a", "raise no luck", "die 7", "sleep 60", "b"]
-    ends = run_in_parallel(names, work, timeout=0.5, at_once=2, on_end=ended.append)
+    ends = run_in_parallel(names, work, timeout=0.5, at_once=2, on_end=lambda name, end: ended.append(name))
     assert [end.how for end in ends] == ["done", "raised", "died", "timeout", "done"]
     assert [end.what for end in ends[:1] + ends[2:]] == ["A", 7, None, "B"]
     assert isinstance(ends[1].what, ValueError)

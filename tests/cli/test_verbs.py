@@ -166,7 +166,7 @@ def test_a_terminal_shows_a_colour_per_stage(plan_file: Path) -> None:
 
 def test_compare_stops_a_planner_at_its_time_limit(run: Run, graph: Path) -> None:
     words = ("compare", graph, "--cluster", "summit:8x8", "--batch", 512, "--planners", "graphpipe")
-    ran = run(*words, "--timeout", 0.001, "--json")
+    ran = run(*words, "--search-seconds", 0.001, "--json")
     assert ran.code == 0
     assert [(row["status"], row["step_seconds"]) for row in ran.json["rows"]] == [("timeout", None)]
     assert "graphpipe: no plan within 1.00 ms" in ran.err
