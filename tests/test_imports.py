@@ -31,7 +31,7 @@ ROOMS = (
         "waiting",
         "files",
     ),
-    *("graph", "graph/splits", "cluster", "trace", "costs", "plans", "zoo_graphs"),
+    *("graph", "graph/splits", "cluster", "trace", "costs", "plans", "zoo_graphs", "balance"),
     *("schedule", "schedule/list_scheduling", "schedule/schedulers", "schedule/segments", "schedule/gradient_tasks"),
     "devices",
     *(
@@ -62,7 +62,7 @@ ROOMS = (
         "planners",
     ),
     *("planners/lower_bound", "planning"),
-    *("profiler", "profiler/placement", "importers", "exporters"),
+    *("profiler", "profiler/placement", "profiler/learning", "importers", "exporters"),
     *("run/device", "run/meeting", "run/comm", "run/faults", "run/weights"),
     *("run/tensor_files", "run/initial_weights", "run/versions"),
     *("run/stage", "run/worker", "run/step", "run/segments", "run"),
@@ -70,7 +70,7 @@ ROOMS = (
     *("equivalence/steps", "equivalence"),
     *("rehearsal", "launch", "link_profile"),  # rehearsal joins rooms
     *("training/config", "training/task", "training/run_folder", "training/telemetry", "training/elastic"),
-    *("training/loop", "training"),
+    *("training/loop", "training", "training/tune"),
     *("inference", "document_schemas", "doctor"),
     *("integrations", "integrations/transformers", "integrations/lightning"),
     *("report/content", "report/tables", "report/figures", "report/page", "report"),

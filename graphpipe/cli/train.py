@@ -180,7 +180,7 @@ def _show_result(output: Output, finished: "FinishedRun") -> None:
 
 
 def _learned_lines(finished: "FinishedRun") -> list[str]:
-    from graphpipe.profiler.learning import largest_difference
+    from graphpipe.profiler.learning.learned import largest_difference
 
     worst = largest_difference(finished.learned)
     if worst is None:

@@ -112,8 +112,8 @@ def _of_config(args: argparse.Namespace, path: Path) -> "TuneProblem":
     from graphpipe.training.task.count_steps import check_data, count_steps
     from graphpipe.training.task.task import load_task
     from graphpipe.training.train import print_to_stderr
-    from graphpipe.training.tune.subject import SubjectWord
     from graphpipe.training.tune.tune import TuneProblem
+    from graphpipe.training.tune.tuned_model import TunedModelName
 
     for name in ("cluster", "batch", "costs", "look_into"):
         if getattr(args, name):
@@ -131,7 +131,7 @@ def _of_config(args: argparse.Namespace, path: Path) -> "TuneProblem":
     cluster = Cluster.resolve(config.cluster)
     captured, costs = captured_with_costs(config, task, cluster, print_to_stderr)
     return TuneProblem(
-        subject=SubjectWord(config=str(path), batch_size=config.train.batch_size),
+        subject=TunedModelName(config=str(path), batch_size=config.train.batch_size),
         captured=captured,
         costs=costs,
         cluster=cluster,
@@ -146,8 +146,8 @@ def _of_model(args: argparse.Namespace) -> "TuneProblem":
     from graphpipe.costs.analytic import estimate
     from graphpipe.model.capture_cache.capture_cache import cached_capture
     from graphpipe.training.task.checked_model import find_checked_model
-    from graphpipe.training.tune.subject import SubjectWord
     from graphpipe.training.tune.tune import TuneProblem
+    from graphpipe.training.tune.tuned_model import TunedModelName
 
     if args.overrides:
         what = f"'{args.overrides[0]}' changes a configuration, and MODEL is none"
@@ -164,7 +164,7 @@ def _of_model(args: argparse.Namespace) -> "TuneProblem":
             fused_attention=not cluster.on_processors,
         )
     return TuneProblem(
-        subject=SubjectWord(model=args.model, batch_size=16 if args.batch is None else args.batch),
+        subject=TunedModelName(model=args.model, batch_size=16 if args.batch is None else args.batch),
         captured=captured,
         costs=CostTable.load(args.costs) if args.costs else estimate(captured.graph, cluster),
         cluster=cluster,

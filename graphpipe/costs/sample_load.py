@@ -7,12 +7,14 @@ rest of the model. A load is a multiple of the sample that the costs were found 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import Any
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 from graphpipe.errors import InvalidInput, nearest
+from graphpipe.files.json_body import without_empty
 from graphpipe.graph import Graph
 
 Values = Mapping[float, float] | Mapping[int, float] | Sequence[float]
@@ -39,6 +41,13 @@ class SampleLoad:
     """The loads that samples have, ascending."""
     shares: tuple[float, ...]
     """The share of the samples that have each load. They sum to 1."""
+    balanced: bool = False
+    """Whether the samples of a mini-batch are put into an order in which its parts have about the same load."""
+
+    @model_serializer(mode="wrap")
+    def _body(self, body_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Other loads have the body that they had before mini-batches could be balanced.
+        return without_empty(body_of(self), "balanced")
 
     def __post_init__(self) -> None:
         where = f"load '{self.name}'"
@@ -63,7 +72,7 @@ class SampleLoad:
         return max(load for load, share in zip(self.loads, self.shares, strict=True) if share)
 
 
-def declare_loads(graph: Graph, loads: Loads) -> tuple[SampleLoad, ...]:
+def declare_loads(graph: Graph, loads: Loads, *, balanced: bool = False) -> tuple[SampleLoad, ...]:
     """Return the loads of a graph's operators.
 
     Args:
@@ -71,11 +80,12 @@ def declare_loads(graph: Graph, loads: Loads) -> tuple[SampleLoad, ...]:
         loads: by the name of a submodule, an operator, a pattern with `*`, or an input of the model. An input stands
             for all operators that read only this input, directly or through other operators. The value is the share
             (or the number) of samples by load, `{1: 0.5, 4: 0.5}`, or the load of every sample, `[1, 1, 4, ...]`.
+        balanced: whether mini-batches are balanced by these loads.
 
     Raises:
         InvalidInput: a name matches nothing, two names match the same operator, or a load cannot be used.
     """
-    declared = tuple(_declared(graph, name, values) for name, values in loads.items())
+    declared = tuple(replace(_declared(graph, name, values), balanced=balanced) for name, values in loads.items())
     owner: dict[str, str] = {}
     for load in declared:
         for op in load.ops:

@@ -41,8 +41,8 @@ def hand_plan(
         batch_size: samples of a mini-batch.
         stages: operators (with `*` patterns), devices and micro-batch of each.
         keywords: fields of `PlanSettings` that differ from `settings`: `schedule` (a scheduler's name, also `kfkb`;
-            `1f1b` by default), `loads`, `split` (whose parts stages name, as `top.linear.part*`), `inference`,
-            `weights` and `predictor`.
+            `1f1b` by default), `loads`, `balance`, `split` (whose parts stages name, as `top.linear.part*`),
+            `inference`, `weights` and `predictor`.
 
     Raises:
         InvalidInput: a constraint is violated, an operator cannot be split, or a setting is for planners only.
@@ -50,7 +50,7 @@ def hand_plan(
     """
     settings = asked(settings, keywords)
     check_by_hand(settings)
-    problem = make_problem(graph, costs, cluster, batch_size, settings.sample_loads)
+    problem = make_problem(graph, costs, cluster, batch_size, settings.sample_loads, balance=settings.balance)
     problem = replace(problem, trains=not settings.inference)
     schedule = FORWARD_ONLY if settings.inference else settings.schedule or AS_PLANNED
     by_hand = HandPlan(stages=tuple(stages), schedule=schedule)

@@ -3,6 +3,7 @@
 setting               training   without a flush   inference   by hand
 planner, schedule        x              x          (planner)   (schedule)
 loads, split             x              x              x           x
+balance                  x              x                          x
 weights, predictor       x              x                          x
 the others           those that the planner declares (`Planner.honours`), as far as the kind of plan has them
 """
@@ -20,7 +21,7 @@ from graphpipe.schedule.schedulers.registry import SCHEDULERS, find_scheduler
 
 Settings = TypeVar("Settings", bound=PlanSettings)
 
-BY_PLAN = frozenset({"planner", "schedule", "loads", "split", "inference", "weights", "predictor"})
+BY_PLAN = frozenset({"planner", "schedule", "loads", "balance", "split", "inference", "weights", "predictor"})
 """Fields that `plan` itself follows, with every planner. Each other one is followed by the planners that declare it."""
 _ANYWAY: Mapping[str, object] = {"objective": "step", "stages_per_device": 1}
 """Values that also describe the plans of planners that do not follow the field."""
@@ -43,7 +44,7 @@ _WITHOUT_FLUSH = _Kind(
 _INFERENCE = _Kind(
     plans="plans for inference",
     without=frozenset(
-        {"mixed_micro_batches", "schedule", "weights", "predictor", "stages_per_device", "offload_to"},
+        {"mixed_micro_batches", "schedule", "weights", "predictor", "stages_per_device", "offload_to", "balance"},
     ),
 )
 _BY_HAND = _Kind(

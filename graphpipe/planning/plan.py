@@ -64,7 +64,7 @@ def plan(
     """
     settings = asked(settings, keywords)
     check_asked(settings, batch_size)
-    problem = make_problem(graph, costs, cluster, batch_size, settings.sample_loads)
+    problem = make_problem(graph, costs, cluster, batch_size, settings.sample_loads, balance=settings.balance)
     start = time.perf_counter()
     with collection_paused():
         search = _inference_plan if settings.inference else _training_plan

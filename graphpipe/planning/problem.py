@@ -31,7 +31,15 @@ def check_batch_size(samples: int, where: str) -> None:
         raise InvalidInput(f"is {samples}, must be at most {MOST_SAMPLES:,} samples", where=where)
 
 
-def make_problem(graph: Graph, costs: CostTable, cluster: Cluster, batch_size: int, loads: Loads | None) -> Problem:
+def make_problem(
+    graph: Graph,
+    costs: CostTable,
+    cluster: Cluster,
+    batch_size: int,
+    loads: Loads | None,
+    *,
+    balance: bool = False,
+) -> Problem:
     """Return the problem of a planner.
 
     Args:
@@ -40,6 +48,7 @@ def make_problem(graph: Graph, costs: CostTable, cluster: Cluster, batch_size: i
         cluster: devices and links.
         batch_size: samples of a mini-batch.
         loads: of samples, by name. None: every sample is the same work.
+        balance: whether mini-batches are balanced by these loads.
 
     Raises:
         InvalidInput: the mini-batch is empty or too large, the costs are of another graph, or the loads of unknown
@@ -47,7 +56,7 @@ def make_problem(graph: Graph, costs: CostTable, cluster: Cluster, batch_size: i
     """
     check_batch_size(batch_size, "batch_size")
     if loads is not None:
-        costs = replace(costs, loads=declare_loads(graph, loads))
+        costs = replace(costs, loads=declare_loads(graph, loads, balanced=balance))
     costs.check_for(graph, {device.type for device in cluster.devices})
     return Problem(graph, costs, cluster, batch_size)
 

@@ -68,6 +68,9 @@ class PlanSettings:
 
     Loads are multiples of the sample that the costs were found for. In Python they may be a mapping,
     `{"vision": {1: 0.5, 4: 0.5}}`. Plans are for the expected loads, and fit in memory for the largest."""
+    balance: bool = False
+    """Plan for mini-batches whose samples are put into an order in which micro-batches and replicas have about the same
+    loads, as `train.balance` does."""
     split: str | Sequence[str] = field(default=NO_SPLIT, metadata={"metavar": "OPS"})
     """Operators to split, so that their parts can be in different stages: names with commas in between (`NAME:4`
     splits by outputs in 4 parts, `NAME:rows4` splits an embedding by rows), or `auto` for those whose split shortens
@@ -96,6 +99,8 @@ class PlanSettings:
             raise InvalidInput(f"is '{self.offload_to}', must be 'host' or 'neighbours'", where="offload_to")
         check_weights(self.weights, self.predictor)
         _check_objective(self.objective, inference=self.inference)
+        if self.balance and not self.loads:
+            raise InvalidInput("is true, but samples have no loads", where="balance", remedy="Give loads (--load).")
         if isinstance(self.loads, tuple):
             parse_loads(self.loads)
 

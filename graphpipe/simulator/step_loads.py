@@ -4,7 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from graphpipe.balance.balanced_order import balanced_order
+from graphpipe.balance.block_sizes import block_sizes
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.plans import Plan
 from graphpipe.plans.sharding import SampleRange
@@ -24,7 +27,7 @@ class StepLoads:
         """Return the loads of a mini-batch.
 
         Args:
-            plan: whose costs declare the loads.
+            plan: whose costs declare the loads. If it balances mini-batches, the samples are put into that order.
             loads: by the declared name, one number per sample of the mini-batch.
 
         Raises:
@@ -46,7 +49,11 @@ class StepLoads:
                 if not 0 <= number <= load.largest:
                     what = f"'{name}' is {number} for a sample, but was declared as 0 to {load.largest:g}"
                     raise InvalidInput(what, where="loads", remedy="Plan with the loads that occur.")
-        return StepLoads(tuple(_running_sums(loads[name]) for name in declared))
+        table = np.array([loads[name] for name in declared], dtype=np.float64)
+        even = [load.balanced for load in declared.values()]
+        if any(even):
+            table = table[:, balanced_order(table[even].T, block_sizes(plan))]
+        return StepLoads(tuple(_running_sums(row) for row in table))
 
     def within(self, rows: SampleRange) -> tuple[float, ...]:
         """Return the sum of each load over some samples."""
@@ -66,5 +73,5 @@ def draw_loads(plan: Plan, step: int) -> dict[str, tuple[float, ...]]:
     return loads
 
 
-def _running_sums(loads: Sequence[float]) -> tuple[float, ...]:
-    return (0.0, *np.cumsum(np.array(loads, dtype=np.float64)).tolist())
+def _running_sums(loads: NDArray[np.float64]) -> tuple[float, ...]:
+    return (0.0, *np.cumsum(loads).tolist())

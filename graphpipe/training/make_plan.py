@@ -91,6 +91,8 @@ def plan_with_costs(config: TrainConfig, graph: Graph, costs: CostTable, cluster
         InvalidInput: the settings cannot be used.
     """
     settings, batch_size = config.plan, config.train.batch_size
+    if config.train.balance and settings.loads:
+        settings = replace(settings, balance=True)
     if settings.stages and cluster == Cluster.resolve(config.cluster):
         by_hand = load_hand_plan(Path(config.folder) / settings.stages)
         return hand_plan(
@@ -101,6 +103,7 @@ def plan_with_costs(config: TrainConfig, graph: Graph, costs: CostTable, cluster
             stages=by_hand.stages,
             schedule=by_hand.schedule,
             loads=settings.loads,
+            balance=settings.balance,
             split=settings.split,
             weights=settings.weights,
             predictor=settings.predictor,
@@ -122,7 +125,7 @@ def plan_again(config: TrainConfig, last: Plan, cluster: Cluster, costs: CostTab
         InvalidInput: the settings cannot be used.
     """
     again = with_policy_of(config, last)
-    again = replace(again, plan=replace(again.plan, loads=None))  # The costs have them.
+    again = replace(again, plan=replace(again.plan, loads=None, balance=False))  # The costs have them.
     return plan_with_costs(again, last.graph, costs or last.costs, cluster)
 
 

@@ -29,6 +29,7 @@ from graphpipe.training.task.callback import CALLBACKS
 from graphpipe.training.task.count_steps import check_data, count_steps
 from graphpipe.training.task.factories import check_factories
 from graphpipe.training.task.initial_weights import initial_weights
+from graphpipe.training.task.sample_work import check_work
 from graphpipe.training.task.task import Task
 from graphpipe.training.telemetry.loggers import check_loggers
 
@@ -122,6 +123,7 @@ def plan_training(
     """
     check_factories(config, task)
     _check_weights(config, task)
+    check_work(task, config.train.balance)
     steps = count_steps(config, task)
     check_data(config, task)
     planned = config

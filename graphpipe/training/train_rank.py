@@ -24,6 +24,7 @@ from graphpipe.run.faults.rank_status import STATUS_FOLDER
 from graphpipe.run.initial_weights.init_weights import WeightsFollow
 from graphpipe.run.initial_weights.weight_source import WeightSource
 from graphpipe.run.pipeline import Pipeline
+from graphpipe.run.step.balance import Balance
 from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.weights.weight_update import SchedulerFactory
 from graphpipe.trace import Trace
@@ -46,6 +47,7 @@ from graphpipe.training.task.data_reader import DataReader
 from graphpipe.training.task.dataset_reader import DatasetReader
 from graphpipe.training.task.factories import optimizer_factory, schedule_factory
 from graphpipe.training.task.initial_weights import initial_weights
+from graphpipe.training.task.sample_work import arrange_of, balance_of
 from graphpipe.training.task.task import Task, load_task
 from graphpipe.training.telemetry.banner import readiness, show_banner
 from graphpipe.training.telemetry.telemetry import open_telemetry
@@ -127,7 +129,7 @@ def _train(
     main = int(os.environ.get("RANK", "0")) == 0
     kept = survivor.kept
     groups = ParameterGroups.of(config.optimizer, task.model)  # while all of the model is here
-    reader = kept.reader if kept else _reader(config, task)
+    reader = kept.reader if kept else _reader(config, task, plan)
     history = kept.history if kept else read_metrics_log(folder.metrics_log) if resume else []
     with (
         Pipeline(
@@ -142,6 +144,7 @@ def _train(
                 folder,
                 reader,
                 _weights(config, task, follow=resume, kept=kept is not None),
+                balance_of(task, config.train.balance),
             ),
         ) as pipeline,
         Checkpoints(
@@ -215,7 +218,7 @@ def _options_by_parameter(groups: ParameterGroups, pipeline: Pipeline) -> Callab
     return lambda parameter: groups.options_of(names[id(parameter)])
 
 
-def _reader(config: TrainConfig, task: Task) -> Reader:
+def _reader(config: TrainConfig, task: Task, plan: Plan) -> Reader:
     size, seed = config.train.batch_size, config.train.seed
     if (source := task.source()) is None:
         return DataReader(task=task, batch_size=size, seed=seed, position=DataPosition())
@@ -226,6 +229,7 @@ def _reader(config: TrainConfig, task: Task) -> Reader:
         seed=seed,
         workers=config.train.workers,
         prefetch=config.train.prefetch,
+        arrange=arrange_of(task, config.train.balance, plan),
     )
 
 
@@ -252,9 +256,11 @@ def _options(
     folder: RunFolder,
     reader: Reader,
     source: WeightSource | None,
+    balance: Balance | None,
 ) -> PipelineOptions:
     return PipelineOptions(
         initial_weights=source,
+        balance=balance,
         lr_scheduler=schedule,
         average_decay=config.evaluation.average_decay,
         device="cpu" if plan.cluster.on_processors else None,

@@ -164,3 +164,16 @@ def test_memory_is_planned_for_the_largest_load_by_planner_and_verifier():
 def test_loads_that_the_plan_does_not_declare_are_refused(loads: dict[str, list[float]], message: str):
     with pytest.raises(InvalidInput, match=message):
         simulate(with_loads(make_plan([Part(), Part()]), s0=FOURTHS), loads=loads)
+
+
+def test_a_balanced_mini_batch_is_predicted_in_the_order_that_runs() -> None:
+    """Micro-batches of 2: loads 4 4 1 1 become 4 1 4 1, and both stages take 5 instead of 8 and 2."""
+    plan = make_plan([Part(micro_batch=2), Part(micro_batch=2)], batch_size=4)
+    plan = with_loads(plan, s0=FOURTHS)
+    (load,) = plan.costs.loads
+    balanced = replace(plan, costs=replace(plan.costs, loads=(replace(load, balanced=True),)))
+    given = simulate(balanced, loads={"s0": [4, 4, 1, 1]})
+    assert given.step_seconds == simulate(plan, loads={"s0": [4, 1, 4, 1]}).step_seconds
+    assert tasks(given, 0)[0] == ("F0", 0.0, 5.0)
+    assert predict(balanced).step_seconds < predict(plan).step_seconds
+    assert plan.costs.fingerprint != balanced.costs.fingerprint

@@ -1,7 +1,7 @@
 """A mini-batch. A rank has all of it, or its share, and takes the rows that its stages need."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, NoReturn
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from graphpipe.errors import InvalidInput
 from graphpipe.plans.sharding import SampleRange
 from graphpipe.run.stage.edge_values import EdgeSpecs
+from graphpipe.run.stage.given_order import GivenOrder
 from graphpipe.run.stage.shares.needs import Needs
 from graphpipe.run.stage.tensor_tree import leaves, map_tensors
 
@@ -44,6 +45,15 @@ class MiniBatch:
     """What identifies each sample of the mini-batch, if this rank was given its share."""
     with_targets: bool = True
     """Whether there are targets, on this rank or another one."""
+    given_order: GivenOrder | None = None
+    """How the samples were given, if they were put into another order."""
+
+    @property
+    def as_given(self) -> "MiniBatch":
+        """The mini-batch with inputs and targets in the order in which they were given."""
+        if self.given_order is None:
+            return self
+        return replace(self, inputs=self.given_order.inputs, targets=self.given_order.targets, given_order=None)
 
     @property
     def step(self) -> int:

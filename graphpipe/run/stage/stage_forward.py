@@ -11,6 +11,7 @@ from graphpipe.model.autocast import autocast_context
 from graphpipe.plans.sharding import SampleRange
 from graphpipe.run.device.rng import seed
 from graphpipe.run.stage.edge_values import check_outputs, check_result, enter
+from graphpipe.run.stage.given_order import GivenOrder
 from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.losses.divided_forward import check_divided, mixing_of, without_gradients
 from graphpipe.run.stage.losses.sample_loss import SampleLoss, check_pair, loss_of
@@ -41,10 +42,12 @@ class StageForward:
 
     def compute(self) -> Computed:
         """Compute the outputs of the stage, the model's output and the loss."""
-        replica = self.replica
-        values = self.batch.input_rows(replica.program.model_inputs, self.rows, replica.device)
+        replica, order = self.replica, self._order
+        batch = self.batch if order is None else self.batch.as_given
+        values = batch.input_rows(replica.program.model_inputs, self.rows, replica.device)
         for by_name in self.received.values():
-            values |= {name: enter(value) for name, value in by_name.items()}
+            entered = {name: enter(value) for name, value in by_name.items()}
+            values |= entered if order is None else order.given(entered)
         if replica.recomputation is not None and not torch.is_grad_enabled():
             # The stage may write into its inputs, and the backward needs them again.
             values = {name: value.clone() for name, value in values.items()}
@@ -55,10 +58,13 @@ class StageForward:
             return self._run(values)
 
     def _run(self, values: NamedTensors) -> Computed:
-        replica, batch, loss = self.replica, self.batch, None
+        replica, order, loss = self.replica, self._order, None
+        batch = self.batch if order is None else self.batch.as_given
         program, monitor = replica.program, replica.monitor
         given = {name: value.detach().clone() for name, value in values.items()} if (mixing := self._mixing()) else {}
         outputs, result = program(values)
+        if order is not None:
+            outputs = order.placed(outputs)
         if monitor.injector.armed:
             outputs = {name: monitor.corrupt("forward", value) for name, value in outputs.items()}
         if program.sends:
@@ -79,6 +85,11 @@ class StageForward:
             mixed = check_divided(program, given, *self._loss_and_targets(), len(self.rows), mixing)
             outputs = without_gradients(outputs, mixed, mixing)
         return Computed(outputs, result, loss)
+
+    @property
+    def _order(self) -> GivenOrder | None:
+        # A stage with the whole mini-batch sees the samples as they were given.
+        return self.batch.given_order if len(self.rows) == self.batch.size else None
 
     def _mixing(self) -> tuple[str, str] | None:
         # In the first step: how the stage mixes samples of a part of the mini-batch, and the remedy.

@@ -12,6 +12,7 @@ from graphpipe.run.stage.mini_batch import MiniBatch, SeenValues, check_alike, c
 from graphpipe.run.stage.shares.batch_share import BatchShare, GivenBatch
 from graphpipe.run.stage.shares.check_share import check_share, listed
 from graphpipe.run.stage.shares.needs import Needs
+from graphpipe.run.step.balance import balanced
 from graphpipe.run.step.build_worker import match_modes
 from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.step.programs_by_shape import ProgramsByShape, ShapedPrograms, format_inputs
@@ -83,6 +84,11 @@ class BatchPreparer:
             samples=samples,
             with_targets=with_targets,
         )
+        if training and (balance := self.options.balance) is not None:
+            if needs is not None:
+                remedy = "Put the samples into a balanced order before ranks take their shares: Task(loads=...)."
+                raise InvalidInput("needs the whole mini-batch, and was given a share", where="balance", remedy=remedy)
+            batch = balanced(batch, planned_for, balance)
         if like is not None:
             check_alike(batch, like)
         if training and self.worker.world.size > 1:

@@ -16,6 +16,7 @@ from graphpipe.plans.stage import Predictor, WeightPolicy, check_policy_names
 from graphpipe.plans.verify import verify
 from graphpipe.run.faults.fault import Fault
 from graphpipe.run.initial_weights.weight_source import WeightSource
+from graphpipe.run.step.balance import Balance
 from graphpipe.run.weights.check_sync import check_sync
 from graphpipe.run.weights.registry import DEFAULT_SYNC
 from graphpipe.run.weights.weight_update import SchedulerFactory
@@ -36,6 +37,10 @@ class PipelineOptions:
     lr_scheduler: SchedulerFactory | None = None
     """Builds a learning-rate schedule for an optimizer; stepped once per step. ReduceLROnPlateau is stepped by
     `evaluated(value)` of each of `Pipeline.state.optimizers`, on all ranks alike."""
+    balance: Balance | None = None
+    """Put the samples of each mini-batch into an order in which micro-batches and replicas have about the same work
+    (`docs/balance.md`). Says how much work a sample is: an input's name, a function of the inputs by name, or several.
+    None keeps the given order."""
     average_decay: float | None = None
     """Keep exponential averages of the weights with this decay, for `Pipeline.averaged`; None keeps none."""
     engine: str = DEFAULT_SYNC

@@ -46,6 +46,9 @@ class TrainSettings:
     them). Plans count the memory of whole weights, gradients and optimizer state on every replica."""
     shard_optimizer: bool = False
     """Shard the optimizer's state over replicas (ZeRO-1). Plans count the unsharded state on every replica."""
+    balance: tuple[str, ...] = ()
+    """Put the samples of each mini-batch into an order in which micro-batches and replicas have about the same work.
+    The names of inputs say how much work a sample is, or `task`, by the task's `loads` (docs/balance.md)."""
     checkpoint_every: int | None = None
     """Steps between checkpoints. One more is made after the last step. By default no checkpoints are made."""
     checkpoint_async: bool = False
@@ -160,6 +163,9 @@ class TrainConfig:
             setting = "evaluation" if self.evaluation.decides else "lr_schedule.name"
             what = "follows the evaluations of the training, which makes none"
             raise InvalidInput(what, where=setting, remedy="Set train.eval_every=STEPS.")
+        if self.plan.balance and not self.train.balance:
+            remedy = "Set train.balance, and the plan follows."
+            raise InvalidInput("is true, but the training balances nothing", where="plan.balance", remedy=remedy)
         if self.plan.inference:
             remedy = "Leave it out, or plan for `graphpipe infer`."
             raise InvalidInput("is true, but a configuration is for training", where="plan.inference", remedy=remedy)

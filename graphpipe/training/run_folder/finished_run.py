@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from graphpipe.files.json_body import from_body
 from graphpipe.files.json_document import read_json
 from graphpipe.plans import Plan
-from graphpipe.profiler.learning import LearnedPass, learn
+from graphpipe.profiler.learning.learn import learn
+from graphpipe.profiler.learning.learned import LearnedPass
 from graphpipe.trace import Trace, save_chrome
 from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.training.run_folder.train_result import TrainResult

@@ -11,6 +11,7 @@ from graphpipe.run.stage.shares.batch_share import BatchShare
 from graphpipe.run.stage.shares.needs import Needs
 from graphpipe.training.task.sample_order import epoch_order
 from graphpipe.training.task.sample_source import SampleSource
+from graphpipe.training.task.sample_work import Arrange
 from graphpipe.training.task.share_reader import BatchRequest, ShareReader, read_shares
 
 
@@ -28,6 +29,8 @@ class DatasetReader:
     seed: int
     workers: int = 0
     prefetch: int = 2
+    arrange: Arrange | None = None
+    """Puts the samples of a mini-batch into another order, the same on every rank."""
     position: DataPosition = field(default_factory=DataPosition)
     """After the last mini-batch that was returned."""
     before: DataPosition = field(default_factory=DataPosition)
@@ -64,5 +67,6 @@ class DatasetReader:
             for number in range(first, whole):
                 asked.append(DataPosition(epoch=epoch, batch=number + 1))
                 rows = slice(number * self.batch_size, (number + 1) * self.batch_size)
-                yield BatchRequest(epoch, order[rows].tolist())
+                samples = order[rows].tolist()
+                yield BatchRequest(epoch, samples if self.arrange is None else self.arrange(samples))
             epoch, first = epoch + 1, 0

@@ -69,6 +69,10 @@ class Task:
     sampler: "OrderFunction | Sampler[int] | None" = None
     """(epoch from 0, seed) -> indices of the epoch's samples, in order; or a sampler of torch. None: all samples, in an
     order drawn from epoch and seed. What is left of an epoch after the last whole mini-batch is not trained."""
+    loads: Any = None
+    """How much work samples are, for `train.balance`. Of a data set: a number for each index, or a function of the
+    index. With `epoch`: a function of the inputs by name that returns [samples]. A sample may have several numbers, one
+    for each kind of work."""
     optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None
     """Builds an optimizer of the trainable parameters that a rank hosts, in place of that of the configuration. It is
     called several times, with some of the parameters each time."""
@@ -122,6 +126,7 @@ class Task:
         if self.dataset is not None:
             check_dataset(self.dataset, "dataset")
         check_sampler(self.sampler)
+        self._check_loads()
         for callback in cast("Sequence[object]", self.callbacks):
             if not isinstance(callback, Callback):
                 remedy = "Write a subclass of gp.Callback, and give an object of it."
@@ -130,6 +135,16 @@ class Task:
             as_batch(self.held_out, "held_out")
         elif self.held_out is not None and not is_pair(self.held_out):
             check_dataset(self.held_out, "held_out")
+
+    def _check_loads(self) -> None:
+        if self.loads is None or callable(self.loads):
+            return
+        if self.dataset is None:
+            remedy = "Give a function of the inputs by name."
+            raise InvalidInput(f"loads is a {kind_of(self.loads)}, must be a function", where="Task", remedy=remedy)
+        if len(self.loads) != len(self.dataset):
+            what = f"loads has {len(self.loads)} entries, the data set has {len(self.dataset)} samples"
+            raise InvalidInput(what, where="Task")
 
     def source(self) -> SampleSource | None:
         """Return the data set with how its samples become inputs and targets; None if the task gives `epoch`."""

@@ -8,25 +8,11 @@ from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Graph
+from graphpipe.planners.registry import planner_names
+from graphpipe.planning.choose_schedule import AUTO, schedule_choices
 from graphpipe.planning.plan import plan
 from graphpipe.planning.settings import PlanSettings
 from graphpipe.plans import Plan
-
-_VARIED: tuple[dict[str, Any], ...] = (
-    {},
-    {"schedule": "1f1b"},
-    {"mixed_micro_batches": True},
-    {"schedule": "gpipe"},
-    {"schedule": "interleaved"},
-    {"schedule": "zb-auto"},
-    {"stages_per_device": 1},
-    {"stages_per_device": 1, "schedule": "1f1b"},
-    {"planner": "pipedream"},
-    {"planner": "gpipe"},
-    {"planner": "piper"},
-    {"planner": "dapple"},
-)
-"""Settings that differ from those asked for. What the user has set is not varied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,10 +91,17 @@ def shape_of(plan: Plan) -> object:
 
 
 def _changes(settings: PlanSettings, first: Plan) -> Iterator[dict[str, Any]]:
-    plain = {each.name: each.default for each in fields(PlanSettings)}
+    """Yield settings that differ from those asked for, the likeliest first. What the user has set is not varied."""
     sizes = sorted({stage.micro_batch for stage in first.stages if stage.micro_batch < first.batch_size})
     near = [size for each in sizes[:1] + sizes[-1:] for size in (each // 2, each * 2)]
-    micro_batches = ({"micro_batch": size} for size in dict.fromkeys(near) if size and first.batch_size % size == 0)
-    for changed in (*_VARIED[1:], *micro_batches):
+    changes: list[dict[str, Any]] = [
+        *({"schedule": name} for name in schedule_choices() if name not in (AUTO, first.schedule)),
+        *({"micro_batch": size} for size in dict.fromkeys(near) if size and first.batch_size % size == 0),
+        {"stages_per_device": 1},
+        {"mixed_micro_batches": True},
+        *({"planner": name} for name in planner_names(trains=True) if name != settings.planner),
+    ]
+    plain = {each.name: each.default for each in fields(PlanSettings)}
+    for changed in changes:
         if all(getattr(settings, name) == plain[name] for name in changed):
             yield changed

@@ -16,7 +16,7 @@ from graphpipe.run.pipeline import Pipeline
 from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.trace import Trace
 from graphpipe.training.task.task import Batch
-from graphpipe.training.tune.subject import SubjectWord, load_subject
+from graphpipe.training.tune.tuned_model import TunedModelName, load_tuned_model
 
 WARM_UP = 1
 """Steps before the measured ones. The first one builds what later ones use again, such as the optimizer's state."""
@@ -42,7 +42,7 @@ class TrialRound:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    subject: SubjectWord
+    subject: TunedModelName
     plans: tuple[PlanFiles, ...]
     steps: int
     """Measured steps of each plan."""
@@ -60,7 +60,7 @@ def run_round(path: str) -> None:
     start = time.monotonic()
     for files in trials.plans:
         plan = Plan.load(files.plan)
-        subject = load_subject(trials.subject)
+        subject = load_tuned_model(trials.subject)
         options = PipelineOptions(
             **subject.options,
             device="cpu" if plan.cluster.on_processors else None,

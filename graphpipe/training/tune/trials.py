@@ -14,8 +14,8 @@ from graphpipe.model.capture_file.capture_file import save_capture
 from graphpipe.plans import Plan
 from graphpipe.trace import Trace
 from graphpipe.training.tune.candidates import Candidate
-from graphpipe.training.tune.subject import SubjectWord
 from graphpipe.training.tune.trial_rank import PlanFiles, TrialRound, save_round
+from graphpipe.training.tune.tuned_model import TunedModelName
 
 ROUND_ENTRY = "graphpipe.training.tune.trial_rank:run_round"
 """What every rank runs."""
@@ -25,7 +25,7 @@ ROUND_ENTRY = "graphpipe.training.tune.trial_rank:run_round"
 class Trials:
     """Runs candidates, and remembers what was measured."""
 
-    subject: SubjectWord
+    subject: TunedModelName
     captured: Captured
     folder: Path
     """Of the files between this process and the ranks."""

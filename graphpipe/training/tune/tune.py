@@ -11,11 +11,11 @@ from graphpipe.costs import CostTable
 from graphpipe.errors import GraphPipeError, Infeasible
 from graphpipe.model.capture.capture import Captured
 from graphpipe.planning.settings import PlanSettings
-from graphpipe.profiler.learning import learn_from
+from graphpipe.profiler.learning.learn import learn_from
 from graphpipe.training.tune.candidates import Candidate, candidates, shape_of
 from graphpipe.training.tune.halving import halve
-from graphpipe.training.tune.subject import SubjectWord
 from graphpipe.training.tune.trials import Trials
+from graphpipe.training.tune.tuned_model import TunedModelName
 
 SEARCH_SHARE = 0.25
 """The share of the budget after which no other plan is searched."""
@@ -25,7 +25,7 @@ SEARCH_SHARE = 0.25
 class TuneProblem:
     """A model with its costs, and what a plan of it is asked for."""
 
-    subject: SubjectWord
+    subject: TunedModelName
     captured: Captured
     costs: CostTable
     cluster: Cluster

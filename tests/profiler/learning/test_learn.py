@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from graphpipe.costs import CostTable
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
-from graphpipe.profiler.learning import largest_difference, learn
+from graphpipe.profiler.learning.learn import learn
+from graphpipe.profiler.learning.learned import largest_difference
 from graphpipe.simulator.simulate import simulate
 from graphpipe.trace import Trace
 

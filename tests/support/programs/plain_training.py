@@ -40,6 +40,7 @@ def distance(
     optimizer: Callable[[Any], torch.optim.Optimizer] = lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
     micro_batch: int = 2,
     cut: int = 1,
+    pipeline: gp.PipelineOptions | None = None,
     **options: Any,
 ) -> float:
     """Return how far losses and weights are from those of plain PyTorch after some steps, in double precision.
@@ -52,6 +53,7 @@ def distance(
         optimizer: of both.
         micro_batch: of every stage.
         cut: the number of operators in the first stage.
+        pipeline: its options.
         options: of the capture.
     """
     piped, plain = model.double(), copy.deepcopy(model).double()
@@ -66,9 +68,8 @@ def distance(
     inputs, _ = batches[0]
     graph = gp.capture(piped, inputs, **options)
     size = len(next(iter(inputs.values())) if isinstance(inputs, dict) else inputs)
-    with gp.Pipeline(
-        cut_plan(graph, batch_size=size, micro_batch=micro_batch, cut=cut), piped, loss_fn, optimizer
-    ) as it:
+    plan = cut_plan(graph, batch_size=size, micro_batch=micro_batch, cut=cut)
+    with gp.Pipeline(plan, piped, loss_fn, optimizer, options=pipeline) as it:
         losses = [it.step(*each) for each in batches]
     away = [abs(one - other) for one, other in zip(losses, expected, strict=True)]
     pairs = zip(piped.state_dict().values(), plain.state_dict().values(), strict=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from builders import Part, make_plan
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, TensorDataset, WeightedRandomSampler
 
@@ -15,6 +16,7 @@ from graphpipe.run.checkpoint.training_state import DataPosition
 from graphpipe.training.task.dataset_reader import DatasetReader
 from graphpipe.training.task.first_samples import first_samples
 from graphpipe.training.task.sample_order import epoch_order
+from graphpipe.training.task.sample_work import arrange_of, check_work
 
 COUNT, SIZE = 23, 4
 
@@ -295,3 +297,44 @@ def test_samples_of_other_shapes_say_what_to_do() -> None:
     task = task_of([{"pixels": torch.zeros(2 + index), "tokens": TOKENS[0], "y": 0} for index in range(2)], targets="y")
     with pytest.raises(gp.InvalidInput, match="the samples cannot be stacked: RuntimeError: stack expects"):
         first_samples(task, 2, 2, 0)
+
+
+@pytest.mark.parametrize("loads", [list(range(COUNT)), lambda index: (index, 1)], ids=["list", "function"])
+def test_the_samples_of_a_mini_batch_are_balanced_before_they_are_read(loads: Any) -> None:
+    """Each mini-batch has its samples, in another order: the two micro-batches have about the same load."""
+    task = task_of(Columns(ALL, []), columns={"pixels": "image"}, targets="label", loads=loads)
+    check_work(task, ["task"])
+    plan = make_plan([Part(micro_batch=2), Part(micro_batch=2)], batch_size=SIZE)
+    arrange = arrange_of(task, ["task"], plan)
+    assert arrange is not None
+    plain, even = (
+        islice(reader_of(task, **more).batches(EVERYTHING), 5)  # an epoch
+        for more in ({}, {"arrange": arrange})
+    )
+    for given, placed in zip(plain, even, strict=True):
+        assert sorted(given.samples) == sorted(placed.samples)
+        least, *_, most = sorted(placed.samples)
+        assert {least, most} in (set(placed.samples[:2]), set(placed.samples[2:]))
+
+
+@pytest.mark.parametrize(
+    ("names", "more", "what"),
+    [
+        (["task"], {}, "names the loads of the task, which has none"),
+        (["pixels"], {}, "names the input 'pixels', of which each rank reads only a part"),
+        (["pixel"], {}, "'pixel' is no input of the model.*pixels"),
+    ],
+)
+def test_work_that_is_not_known_is_refused(names: list[str], more: dict[str, Any], what: str) -> None:
+    with pytest.raises(gp.InvalidInput, match=rf"train\.balance: {what}"):
+        check_work(task_of(Columns(ALL, []), targets="label", columns={"pixels": "image"}, **more), names)
+
+
+def test_loads_of_another_length_are_refused_and_so_are_negative_ones() -> None:
+    with pytest.raises(gp.InvalidInput, match="loads has 3 entries, the data set has 23 samples"):
+        task_of(Columns(ALL, []), loads=[1, 2, 3])
+    plan = make_plan([Part(micro_batch=2), Part(micro_batch=2)], batch_size=SIZE)
+    arrange = arrange_of(task_of(Columns(ALL, []), loads=lambda index: -index), ["task"], plan)
+    assert arrange is not None
+    with pytest.raises(gp.InvalidInput, match="gives -3 for sample 3"):
+        arrange([0, 3, 1, 2])

@@ -15,9 +15,9 @@ from graphpipe.simulator import predict
 from graphpipe.simulator.simulate import simulate
 from graphpipe.training.tune import trials as trials_room
 from graphpipe.training.tune.candidates import Candidate
-from graphpipe.training.tune.subject import SubjectWord
 from graphpipe.training.tune.trial_rank import TrialRound
 from graphpipe.training.tune.trials import Trials
+from graphpipe.training.tune.tuned_model import TunedModelName
 
 
 def _trials(folder: Path, monkeypatch: pytest.MonkeyPatch, failing: Sequence[int] = (), seconds: float = 1e9) -> Trials:
@@ -26,7 +26,7 @@ def _trials(folder: Path, monkeypatch: pytest.MonkeyPatch, failing: Sequence[int
     monkeypatch.setattr(trials_room, "split_like", lambda captured, graph: captured)
     captured: Any = None
     trials = Trials(
-        subject=SubjectWord(model="two-tower-small", batch_size=8),
+        subject=TunedModelName(model="two-tower-small", batch_size=8),
         captured=captured,
         folder=folder,
         ends_at=seconds,

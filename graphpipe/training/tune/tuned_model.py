@@ -18,7 +18,7 @@ from graphpipe.training.task.task import Batch, load_task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubjectWord:
+class TunedModelName:
     """Names what is tuned, so that a rank can load it."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -31,7 +31,7 @@ class SubjectWord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class TunedModel:
     """A model to train, with its loss, its optimizer and one mini-batch."""
 
     module: nn.Module
@@ -42,7 +42,7 @@ class Subject:
     """Those of `PipelineOptions` that a configuration sets."""
 
 
-def load_subject(word: SubjectWord) -> Subject:
+def load_tuned_model(word: TunedModelName) -> TunedModel:
     """Load the model anew.
 
     Raises:
@@ -51,10 +51,10 @@ def load_subject(word: SubjectWord) -> Subject:
     return _of_config(word) if word.config else _of_model(word)
 
 
-def _of_config(word: SubjectWord) -> Subject:
+def _of_config(word: TunedModelName) -> TunedModel:
     config = TrainConfig.load(Path(word.config))
     task = load_task(config.task, config.folder, config.train.seed)
-    return Subject(
+    return TunedModel(
         module=task.model,
         loss_fn=task.loss_fn,
         optimizer=optimizer_factory(config, task),
@@ -71,10 +71,10 @@ def _of_config(word: SubjectWord) -> Subject:
     )
 
 
-def _of_model(word: SubjectWord) -> Subject:
+def _of_model(word: TunedModelName) -> TunedModel:
     torch.manual_seed(0)  # the same weights on every rank
     model = find_checked_model(word.model)
-    return Subject(
+    return TunedModel(
         module=model.module,
         loss_fn=model.loss_fn,
         optimizer=torch.optim.AdamW,
