@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = """\
 graphpipe tune two-tower-small --cluster local:2 --batch 16 --budget 30s --candidates 2 -o plan.json
-graphpipe show plan.json"""
+graphpipe simulate plan.json --timeline"""
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
