@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from graphpipe.planners.lower_bound.lower_bound import bottleneck_gap_percent, gap_percent
+from graphpipe.planners.lower_bound.lower_bound import bottleneck_gap_percent, gap_percent, plans_of_gap
 from graphpipe.plans import Plan, Prediction
 from graphpipe.plans.device_memory import BesideStages, beside_stages, versions_bytes
 from graphpipe.plans.estimates import period_seconds
@@ -31,6 +31,8 @@ class Summary:
     gap_percent: float
     """By how many percent the step exceeds a lower bound on the steps of other plans. The bound covers plans that split
     the same operators, share devices only if this plan does, and shard state only if it does."""
+    gap_covers: str
+    """Which plans this bound covers, in words, such as `every plan`."""
     bottleneck_gap_percent: float
     """By how many percent the slowest device's work exceeds a lower bound for these micro-batch sizes."""
     peak_bytes: tuple[float, ...]
@@ -92,6 +94,7 @@ def summarise(plan: Plan, prediction: Prediction) -> Summary:
         samples_per_second=plan.batch_size / seconds if seconds else 0.0,
         bubble_fraction=prediction.bubble_fraction,
         gap_percent=slowest if steady else gap_percent(plan, prediction),
+        gap_covers=plans_of_gap(plan),
         bottleneck_gap_percent=slowest,
         peak_bytes=prediction.peak_bytes,
         unused_devices=tuple(device.name for number, device in enumerate(plan.cluster.devices) if number not in used),
@@ -130,6 +133,8 @@ def summary_lines(summary: Summary) -> list[str]:
     ]
     if summary.steady_seconds is not None:
         lines += policy_lines(summary)
+    elif summary.trains:
+        lines.append(f"at most {summary.gap_percent:.1f} % above a lower bound on {summary.gap_covers}")
     if (held := summary.beside_stages) is not None:
         parts = {
             "context": held.context,

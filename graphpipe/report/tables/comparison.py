@@ -20,6 +20,7 @@ COLUMNS = (
     Column(heading="micro-batch", spare=6),
     Column(heading="bubble", spare=2),
     Column(heading="peak", spare=1),
+    Column(heading="gap", spare=7),
     Column(heading="search", spare=3),
 )
 POLICY_COLUMNS = (
@@ -62,6 +63,7 @@ def _row(outcome: Outcome, best: float) -> list[str]:
         str(summary.micro_batch),
         f"{summary.bubble_fraction:.1%}",
         format_bytes(max(summary.peak_bytes)),
+        f"{summary.gap_percent:.1f}%",
         format_seconds(summary.search_seconds),
     ]
 

@@ -45,15 +45,17 @@ def test_a_summary_has_figures_and_sentences() -> None:
     summary = summarise(PLAN, PREDICTION)
     assert (summary.stages, summary.depth, summary.micro_batch, summary.samples_per_second) == (3, 2, 2, 0.5)
     assert summary.unused_devices == ("d4",)
-    figures, unused = summary_lines(summary)
+    figures, gap, unused = summary_lines(summary)
     assert "3 stages, depth 2, micro-batch 2 of 4; step 8.00 s, 0.5 samples/s, bubble 25.0%, peak 2.00 KiB" in figures
+    assert gap == f"at most {summary.gap_percent:.1f} % above a lower bound on {summary.gap_covers}"
+    assert summary.gap_covers == "every plan with one stage on each device and whole state in every replica"
     assert unused == "1 device is left unused: d4"
 
 
 def test_many_unused_devices_are_counted() -> None:
     plan = make_plan([Part()], device_count=8)
     prediction = Prediction(step_seconds=1.0, bubble_fraction=0.0, peak_bytes=(0.0,) * 8)
-    assert summary_lines(summarise(plan, prediction))[1] == "7 devices are left unused: d1, d2, d3, d4 and 3 more"
+    assert summary_lines(summarise(plan, prediction))[2] == "7 devices are left unused: d1, d2, d3, d4 and 3 more"
 
 
 def test_plan_table_has_a_row_per_stage() -> None:
