@@ -36,6 +36,7 @@ MODULES = {
     "loads": "running.predicted.loads",
     "resting": "running.predicted.resting",
     "rehearsal": "running.predicted.rehearsal",
+    "tuned": "running.predicted.tuned",
     "hosts": "running.hosts.hosts",
     "start": "running.hosts.start",
     "families": "families.families",
