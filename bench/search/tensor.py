@@ -6,9 +6,8 @@ width of 4096 and texts of 2048 tokens, in fp32, or in bf16 with weights in fp32
 products weigh more.
 """
 
-import itertools
 import time
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import graphpipe as gp
@@ -37,7 +36,7 @@ def language_model(layers: int, precision: Precision) -> Graph:
     return Graph(
         name=f"gpt-{layers}",
         ops=tuple(made.get(name, _layer)(name, width) for name in names),
-        edges=tuple(Edge(source=one, target=other, bytes_per_sample=sent) for one, other in itertools.pairwise(names)),
+        edges=tuple(Edge(source=one, target=other, bytes_per_sample=sent) for one, other in pairwise(names)),
         origin=Origin(method="declared", precision=precision),
     )
 
