@@ -31,7 +31,7 @@ ROOMS = (
         "waiting",
         "files",
     ),
-    *("graph", "graph/splits", "cluster", "trace", "costs", "plans", "zoo_graphs"),
+    *("graph", "graph/splits", "cluster", "trace", "costs", "costs/ranks", "plans", "zoo_graphs"),
     *("schedule", "schedule/list_scheduling", "schedule/schedulers", "schedule/segments", "schedule/gradient_tasks"),
     "devices",
     *(

@@ -32,6 +32,7 @@ class HandStage:
     ops: tuple[str, ...]
     """Operator names; `*` matches anything, as in `image.*`."""
     devices: tuple[int, ...]
+    """Positions in the cluster's devices, replica by replica."""
     micro_batch: int
     name: str = ""
     in_flight: int | None = None
@@ -48,6 +49,8 @@ class HandStage:
     """`whole`: the backward is never split, whatever the schedule."""
     state: State = "whole"
     """What the replicas shard: `whole`, `optimizer` (ZeRO-1) or `all` (FSDP2)."""
+    tensor: int = 1
+    """How many of the devices, one after the other, share each replica (tensor parallelism)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +83,13 @@ def plan_by_hand(problem: Problem, hand: HandPlan) -> Plan:
     _check_cover(problem.graph, chosen)
     chosen = _in_order(problem.graph, chosen)
     parts = [
-        Part(ops, max(1, len(stage.devices)), stage.micro_batch, stage.burst, _recomputed(stage, ops))
+        Part(
+            ops,
+            max(1, len(stage.devices) // max(1, stage.tensor)),
+            stage.micro_batch,
+            stage.burst,
+            _recomputed(stage, ops),
+        )
         for stage, ops in chosen
     ]
     _check_sizes(problem, chosen)
@@ -118,6 +127,7 @@ def _written(drafted: Stage, stage: HandStage, ops: tuple[str, ...]) -> Stage:
         offload_to=stage.offload_to,
         backward=stage.backward,
         state=stage.state,
+        tensor=stage.tensor,
     )
 
 

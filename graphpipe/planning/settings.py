@@ -15,6 +15,8 @@ from graphpipe.plans.stage import Predictor, WeightPolicy, check_policy_names
 SplitChoice = Literal["none", "auto"] | Sequence[str]
 """`none`, `auto`, or the names of operators."""
 NO_SPLIT, AUTO_SPLIT = "none", "auto"
+TensorChoice = int | Literal["auto"]
+"""How many devices share a replica; `auto`: what shortens the step, stage by stage."""
 
 
 def _planners() -> Iterable[str]:
@@ -85,6 +87,12 @@ class PlanSettings:
     stages_per_device: int | None = field(default=None, metadata={"metavar": "N"})
     """The most stages that a device may host. With 1, every stage has devices of its own, as in plans of the
     baselines. The default is 4, or 1 if devices share cores."""
+    tensor: TensorChoice = field(default=1, metadata={"metavar": "T"})
+    """How many devices of a node share each replica of a stage (tensor parallelism): a number for all stages, or `auto`
+    for what shortens the step or fits, stage by stage.
+
+    The default is 1: a device computes a replica alone. With another number, only operators with a layout are shared
+    out (docs/tensor.md)."""
     offload_to: OffloadTo = "host"
     """Where stages short of memory may offload activations: `host`, the memory of their node, or `neighbours`, also
     other devices with memory to spare."""
@@ -92,6 +100,10 @@ class PlanSettings:
     def __post_init__(self) -> None:
         _at_least_one("micro_batch", self.micro_batch)
         _at_least_one("stages_per_device", self.stages_per_device)
+        if self.tensor != "auto":
+            if not isinstance(self.tensor, int):
+                raise InvalidInput(f"is '{self.tensor}', must be a number or 'auto'", where="tensor")
+            _at_least_one("tensor", self.tensor)
         if self.offload_to not in get_args(OffloadTo):
             raise InvalidInput(f"is '{self.offload_to}', must be 'host' or 'neighbours'", where="offload_to")
         check_weights(self.weights, self.predictor)

@@ -170,3 +170,8 @@ class PlanFields(Protocol):
     def trains(self) -> bool:
         """Whether the plan trains, or else is for inference."""
         ...
+
+    @property
+    def planner(self) -> str:
+        """Who chose the stages."""
+        ...
