@@ -1,7 +1,7 @@
-"""Some heads of `nn.MultiheadAttention`, which has queries, keys and values in one weight."""
+"""Some heads of attention whose forward does not take any number of heads: of torch, and of T5."""
 
 from collections.abc import Sequence
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from graphpipe.errors import InvalidInput
 from graphpipe.model.shards.shared_layers import RowLinear
-from graphpipe.model.shards.team import Entrance, add_up
+from graphpipe.model.shards.team import Entrance, ShardTeam, add_up
 
 
 @final
@@ -105,3 +105,51 @@ def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
     if mask.dtype != torch.bool:
         return mask.to(dtype)
     return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, float("-inf"))
+
+
+@final
+class SharedBiasAttention(nn.Module):
+    """Attention of T5, of which each rank computes some heads. The bias of positions is whole where it goes in and out,
+    because other layers add it too.
+
+    Args:
+        attention: with layers that are shared already.
+        heads: of all ranks.
+        team: the ranks.
+    """
+
+    def __init__(self, attention: nn.Module, heads: int, team: ShardTeam) -> None:
+        super().__init__()
+        self.inner, self.heads, self.team = attention, heads, team
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        mask: Tensor | None = None,
+        key_value_states: Tensor | None = None,
+        position_bias: Tensor | None = None,
+        **others: Any,
+    ) -> tuple[Any, ...]:
+        """Return the result, the whole bias, and what else the attention returns."""
+        if position_bias is None:
+            position_bias = self._bias(hidden_states, hidden_states if key_value_states is None else key_value_states)
+        own = self.heads // self.team.size
+        entered = Entrance(self.team).enter(position_bias)
+        part = entered.narrow(1, self.team.position * own, own)
+        result, _, *rest = self.inner(
+            hidden_states, mask=mask, key_value_states=key_value_states, position_bias=part, **others
+        )
+        return result, position_bias, *rest
+
+    def _bias(self, queries: Tensor, keys: Tensor) -> Tensor:
+        inner: Any = self.inner
+        lengths = queries.shape[1], keys.shape[1]
+        if inner.has_relative_attention_bias:
+            return inner.compute_bias(*lengths, device=queries.device)
+        return queries.new_zeros(1, self.heads, *lengths)

@@ -8,7 +8,7 @@ from torch import nn
 from graphpipe.graph import ParameterSlice, SubmoduleShards
 from graphpipe.model.shards.linears import inputs_of, is_transposed, outputs_of
 from graphpipe.model.shards.rebuilt import rebuilt
-from graphpipe.model.shards.shared_attention import SharedAttention
+from graphpipe.model.shards.shared_attention import SharedAttention, SharedBiasAttention
 from graphpipe.model.shards.shared_layers import ColumnLinear, RowLinear, VocabularyRows
 from graphpipe.model.shards.shared_modules import CopiedInside, SharedExperts
 from graphpipe.model.shards.team import Entrance, ShardTeam
@@ -67,6 +67,9 @@ class SharedSubmodule:
         if shards is not None:
             for part in (made, *changed.values()):  # these are new, and none of the user's
                 self._divide(part)
+            if hasattr(module, "has_relative_attention_bias"):
+                heads: Any = module
+                made = SharedBiasAttention(self._noted(module, made), heads.n_heads, self._team)
         return self._noted(module, made)
 
     def _noted(self, module: nn.Module, made: nn.Module) -> nn.Module:
