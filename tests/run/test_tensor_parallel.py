@@ -23,8 +23,8 @@ GPT_UNEQUAL: Cut = [
 ]
 """Two ranks that share a stage, and one that does not."""
 LLAMA_TWO: Cut = [
-    (["model.embed_tokens*", "model.layers.0*", "model.rotary*"], [0, 1], 2, 2),
-    (["*"], [2, 3], 2, 2),
+    (["model.embed_tokens*", "model.layers.0*"], [0, 1], 2, 2),
+    (["model.layers.1*", "lm_head*"], [2, 3], 2, 2),
 ]
 CASES: list[tuple[str, Cut]] = [("gpt", GPT_TWO), ("gpt", GPT_REPLICAS), ("gpt", GPT_UNEQUAL), ("llama", LLAMA_TWO)]
 

@@ -56,7 +56,10 @@ def _share_divided(model: nn.Module, program: StageProgram, placement: RankPlace
             start = piece.start + (position - own) * length
             sent = tensor.detach() if hosted and position == own else torch.empty_like(tensor, device=world.device)
             broadcast_tensors(world, [sent], rank)
-            cut(whole, replace(piece, start=start, stop=start + length)).copy_(sent)
+            with torch.no_grad():
+                cut(whole, replace(piece, start=start, stop=start + length)).copy_(sent)
+                if position == own:
+                    tensor.copy_(sent)  # of a stage on other ranks, too: the slice is published with the others
 
 
 def _give_memory(model: nn.Module, programs: Sequence[StageProgram]) -> None:

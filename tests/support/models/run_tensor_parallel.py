@@ -1,7 +1,6 @@
 """Trainings in which several ranks share each replica of a stage: importable functions of plain values."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -76,10 +75,11 @@ def plan_of(model: nn.Module, name: str, cut: Cut) -> gp.Plan:
     inputs: Any = batch()[0] if name == "gpt" else {"input_ids": batch()[0]}
     graph = with_shards(gp.capture(model, inputs), model)
     cluster = gp.Cluster.preset(f"local:{1 + max(device for _, devices, _, _ in cut for device in devices)}")
-    stages = [gp.HandStage(ops=tuple(ops), devices=tuple(on), micro_batch=size) for ops, on, _, size in cut]
-    plan = gp.hand_plan(graph, gp.estimate(graph, cluster), cluster, batch_size=SAMPLES, stages=stages)
-    shared = [replace(stage, tensor=degree) for stage, (_, _, degree, _) in zip(plan.stages, cut, strict=True)]
-    return replace(plan, stages=tuple(shared))
+    stages = [
+        gp.HandStage(ops=tuple(ops), devices=tuple(on), micro_batch=size, tensor=degree)
+        for ops, on, degree, size in cut
+    ]
+    return gp.hand_plan(graph, gp.estimate(graph, cluster), cluster, batch_size=SAMPLES, stages=stages)
 
 
 def train(name: str, cut: Cut, steps: int = 2, folder: str = "", resume: str = "", **options: Any) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def train_plainly(name: str, steps: int = 2) -> dict[str, Any]:
         optimizer.zero_grad()
         loss = loss_fn(model(inputs), targets)
         loss.backward()
-        found["losses"].append(float(loss))
+        found["losses"].append(float(loss.detach()))
         found["norms"].append(float(nn.utils.get_total_norm([each.grad for each in model.parameters()])))
         optimizer.step()
     found["gradients"] = {key: each.grad for key, each in model.named_parameters()}
