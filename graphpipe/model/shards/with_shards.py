@@ -58,24 +58,58 @@ def with_shards(graph: Graph, model: nn.Module | ModelBuilder, styles: Styles | 
     captured = capture_measured(model, graph.inputs, origin, measured)
     if {op.name for op in captured.graph.ops} != {op.name for op in graph.ops}:
         raise other_model("its operators differ")
-    shared = {op.name: _shards_of(captured, op, layout) for op in captured.graph.ops}
-    measuring = _Measuring(model, traced, captured, {name: each for name, each in shared.items() if each})
+    measuring = _Measuring(model, traced, captured, _shareable(model, captured, layout))
     found = measuring.found() if measuring.shared else {}
     return replace(graph, ops=tuple(replace(op, shards=found.get(op.name)) for op in graph.ops))
 
 
-def _shards_of(captured: Captured, op: Op, layout: Layout) -> tuple[SubmoduleShards, ...]:
-    """Return what ranks can share of the submodules that an operator calls."""
-    nodes = captured.nodes.get(op.name, ())
-    called = [str(node.target) for node in nodes if node.op == "call_module"]
-    read = {str(node.target) for node in captured.module_graph.graph.nodes if node.op == "get_attr"}
+def _shareable(model: nn.Module, captured: Captured, layout: Layout) -> dict[str, Sequence[SubmoduleShards]]:
+    """Return what ranks can share of the submodules that each operator calls.
+
+    A parameter that something else reads whole, such as glue, stays whole everywhere.
+    """
+    found = {op.name: _called(captured, op, layout) for op in captured.graph.ops}
+    names = {id(each): name for name, each in model.named_parameters()}
+    nodes = [node for node in captured.module_graph.graph.nodes if node.op == "get_attr"]
+    read = {str(node.target) for node in nodes if str(node.target) not in captured.module_graph.constants}
+    by_glue = {names[id(each)] for name, each in model.named_parameters(remove_duplicate=False) if name in read}
+    while True:
+        divided = {name: _divided(model, names, each) for name, each in found.items()}
+        whole = by_glue.union(*({*op.parameters} - divided[op.name] for op in captured.graph.ops))
+        mixed = {name: _divided(model, names, each) & whole for name, each in found.items()}
+        if not any(mixed.values()):
+            return {name: each for name, each in found.items() if each}
+        found = {name: _without(model, names, each, whole) for name, each in found.items()}
+
+
+def _called(captured: Captured, op: Op, layout: Layout) -> Sequence[SubmoduleShards]:
+    called = [str(node.target) for node in captured.nodes.get(op.name, ()) if node.op == "call_module"]
     inside = [
-        each
-        for path, each in layout.items()
-        if any(path == root or path.startswith(f"{root}.") for root in called)
-        and not any(name.startswith(f"{path}.") for name in read)  # glue needs the whole
+        each for path, each in layout.items() if any(path == root or path.startswith(f"{root}.") for root in called)
     ]
-    return tuple(sorted(inside, key=lambda each: each.submodule))
+    return sorted(inside, key=lambda each: each.submodule)
+
+
+def _divided(model: nn.Module, names: Mapping[int, str], shards: Sequence[SubmoduleShards]) -> set[str]:
+    # The parameters that these submodules divide, or hold whole among the parts of ranks; but not biases of rows.
+    found: set[str] = set()
+    for each in shards:
+        part = model.get_submodule(each.submodule)
+        if each.style == "heads" and not isinstance(part, nn.MultiheadAttention):
+            continue
+        held = part.parameters() if each.style == "heads" else part.parameters(recurse=False)
+        found |= {names[id(parameter)] for parameter in held if parameter.ndim > 1 or each.style != "row"}
+    return found
+
+
+def _without(
+    model: nn.Module, names: Mapping[int, str], shards: Sequence[SubmoduleShards], whole: set[str]
+) -> Sequence[SubmoduleShards]:
+    # Tables stand alone. Other submodules belong together, so none of an operator's is left.
+    bad = [each for each in shards if _divided(model, names, [each]) & whole]
+    if any(not each.style.startswith("vocabulary") for each in bad):
+        return ()
+    return [each for each in shards if each not in bad]
 
 
 @final
