@@ -1,6 +1,8 @@
 """Trainings in which several ranks share each replica of a stage: importable functions of plain values."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -8,9 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import graphpipe as gp
-from graphpipe.model.shards.with_shards import with_shards
+from graphpipe.model.capture.capture import Captured, capture_nodes
 from graphpipe.model.zoo.gpt import Gpt, GptShape
-from graphpipe.run.checkpoint.checkpoints import Checkpoints
 
 SAMPLES, LENGTH, VOCABULARY = 4, 6, 24
 Cut = Sequence[tuple[Sequence[str], Sequence[int], int, int]]
@@ -23,25 +24,61 @@ def gpt() -> nn.Module:
     return Gpt(GptShape(layers=2, sequence=LENGTH, hidden=8, heads=4, feed_forward=16, vocabulary=VOCABULARY))
 
 
-def llama() -> nn.Module:
-    """Return a tiny Llama: grouped queries, a gated feed-forward, and one weight for the embedding and the head."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+class GroupedAttention(nn.Module):
+    """Attention, whose keys and values several heads share: (n, length, 16) -> the same."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.head_dim, self.dropout = 4, 0.0
+        self.q_proj, self.o_proj = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.k_proj, self.v_proj = nn.Linear(16, 8, bias=False), nn.Linear(16, 8, bias=False)
+
+    def forward(self, values: Tensor) -> Tensor:
+        query, key, value = (
+            each(values).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for each in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        key, value = key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)
+        dropout = self.dropout if self.training else 0.0
+        mixed = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        return values + self.o_proj(mixed.transpose(1, 2).flatten(-2))
+
+
+class Gated(nn.Module):
+    """A gated feed-forward with dropout inside and behind it: (n, length, 16) -> the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.inside, self.behind = nn.RMSNorm(16), nn.Dropout(0.0), nn.Dropout(0.0)
+        self.gate, self.up, self.down = nn.Linear(16, 24), nn.Linear(16, 24), nn.Linear(24, 16)
+
+    def forward(self, values: Tensor) -> Tensor:
+        normed = self.norm(values)
+        wide = functional.silu(self.gate(normed)) * self.up(normed)
+        return values + self.behind(self.down(self.inside(wide)))
+
+
+class Grouped(nn.Module):
+    """A language model with grouped queries, and one weight for the embedding and the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 16)
+        self.attention, self.feed_forward, self.last = GroupedAttention(), Gated(), Gated()
+        self.head = nn.Linear(16, VOCABULARY, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.last(self.feed_forward(self.attention(self.embedding(tokens)))))
+
+
+def grouped() -> nn.Module:
+    """Return that model."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-        use_cache=False,
-    )
-    return LlamaForCausalLM(config)
+    return Grouped()
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"gpt": gpt, "llama": llama}
+MODELS: dict[str, Callable[[], nn.Module]] = {"gpt": gpt, "grouped": grouped}
 
 
 def batch(step: int = 0) -> tuple[Tensor, Tensor]:
@@ -51,10 +88,9 @@ def batch(step: int = 0) -> tuple[Tensor, Tensor]:
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def loss_fn(output: Any, targets: Tensor) -> Tensor:
+def loss_fn(output: Tensor, targets: Tensor) -> Tensor:
     """Return the mean cross-entropy of the next tokens."""
-    logits = output if isinstance(output, Tensor) else output["logits"]
-    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    return functional.cross_entropy(output.flatten(0, 1), targets.flatten())
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -62,54 +98,77 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def build(name: str, cut: Cut, **options: Any) -> tuple[gp.Pipeline, nn.Module]:
-    """Return a pipeline of a model in double precision, and the model."""
-    model = MODELS[name]().double()
-    plan = plan_of(model, name, cut)
-    given = gp.PipelineOptions(timeout_seconds=20, **options)
-    return gp.Pipeline(plan, model, loss_fn, sgd, options=given), model
+@cache
+def captured_of(name: str) -> Captured:
+    """Return the capture of a model in double precision, once in each process."""
+    return capture_nodes(MODELS[name]().double(), {"tokens": batch()[0]})
 
 
-def plan_of(model: nn.Module, name: str, cut: Cut) -> gp.Plan:
-    """Return a plan of a model with some stages."""
-    inputs: Any = batch()[0] if name == "gpt" else {"input_ids": batch()[0]}
-    graph = with_shards(gp.capture(model, inputs), model)
+def plan_of(name: str, cut: Cut, schedule: str = "1f1b", **changes: Any) -> gp.Plan:
+    """Return a plan of a model with some stages.
+
+    Args:
+        name: of the model.
+        cut: the stages.
+        schedule: of the plan.
+        changes: fields of all stages.
+    """
+    graph = gp.with_shards(captured_of(name).graph, MODELS[name]().double())
     cluster = gp.Cluster.preset(f"local:{1 + max(device for _, devices, _, _ in cut for device in devices)}")
+    costs = gp.estimate(graph, cluster)
     stages = [
-        gp.HandStage(ops=tuple(ops), devices=tuple(on), micro_batch=size, tensor=degree)
+        gp.HandStage(ops=tuple(ops), devices=tuple(on), micro_batch=size, tensor=degree, **changes)
         for ops, on, degree, size in cut
     ]
-    return gp.hand_plan(graph, gp.estimate(graph, cluster), cluster, batch_size=SAMPLES, stages=stages)
+    return gp.hand_plan(graph, costs, cluster, batch_size=SAMPLES, stages=stages, schedule=schedule)
 
 
-def train(name: str, cut: Cut, steps: int = 2, folder: str = "", resume: str = "", **options: Any) -> dict[str, Any]:
-    """Train some steps; return losses, norms, the last gradients, the sizes of what is held, and all weights."""
-    pipeline, model = build(name, cut, **options)
-    with pipeline:
-        found: dict[str, Any] = {"losses": [], "norms": []}
-        if resume:
-            Checkpoints(pipeline, resume).load()
-        for step in range(pipeline.steps, pipeline.steps + steps):
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A training."""
+
+    name: str
+    """Of the model."""
+    plan: gp.Plan
+    steps: int = 2
+    folder: str = ""
+    """Where a checkpoint is saved after the last step; empty: nowhere."""
+    resume: str = ""
+    """The checkpoints that it begins from."""
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Of the pipeline."""
+
+
+def train(case: Case) -> dict[str, Any]:
+    """Train some steps; return losses, norms, the last gradients, how much is held, and all weights."""
+    model = MODELS[case.name]().double()
+    options = gp.PipelineOptions(timeout_seconds=20, captured=captured_of(case.name), **case.options)
+    found: dict[str, Any] = {"losses": [], "norms": []}
+    with gp.Pipeline(case.plan, model, loss_fn, sgd, options=options) as pipeline:
+        if case.resume:
+            gp.Checkpoints(pipeline, case.resume).load()
+        for step in range(pipeline.steps, pipeline.steps + case.steps):
             inputs, targets = batch(step)
-            found["losses"].append(pipeline.step(inputs if name == "gpt" else {"input_ids": inputs}, targets))
+            found["losses"].append(pipeline.step({"tokens": inputs}, targets))
             found["norms"].append(pipeline.gradient_norms[0])
         found["gradients"] = pipeline.gradients()
         found["held"] = sum(each.numel() for each in pipeline.gradients().values() if each is not None)
-        if folder:
-            with Checkpoints(pipeline, folder) as checkpoints:
+        if case.folder:
+            with gp.Checkpoints(pipeline, case.folder) as checkpoints:
                 checkpoints.save()
         inputs, targets = batch(7)
-        found["evaluated"] = pipeline.evaluate(inputs if name == "gpt" else {"input_ids": inputs}, targets)[0]
+        found["evaluated"] = pipeline.evaluate({"tokens": inputs}, targets)[0]
         pipeline.sync_model()
         found["state"] = {key: value.clone() for key, value in model.state_dict().items()}
     return found
 
 
-def train_all(cases: Sequence[tuple[str, Cut]]) -> list[dict[str, Any]]:
+def train_all(cases: Sequence[Case]) -> list[dict[str, Any]]:
     """Train each of the cases."""
-    return [train(name, cut) for name, cut in cases]
+    return [train(case) for case in cases]
 
 
+@cache
 def train_plainly(name: str, steps: int = 2) -> dict[str, Any]:
     """Train without a pipeline."""
     model = MODELS[name]().double()
