@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 from run_ranks import run_ranks, values
-from run_tensor_parallel import Case, Cut, plan_of, train, train_all, train_plainly
+from run_tensor_parallel import MODELS, Case, Cut, captured_of, plan_of, train, train_all, train_plainly
 
 from graphpipe.graph import ParameterSlice
+from graphpipe.model.capture_file.capture_file import save_capture
 
 GPT_TWO: Cut = [
     (["embedding", "layers.0*"], [0, 1], 2, 2),
@@ -44,9 +45,14 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, saved: Path) -> dict[str, list[dict[str, Any]]]:
     """Return what every rank of every case has computed: the ranks are started once."""
-    cases = {name: Case(name=model, plan=plan_of(model, cut)) for name, (model, cut) in CASES.items()}
-    cases["two stages"] = replace(cases["two stages"], folder=str(saved))
-    cases["resumed"] = replace(cases["replicas"], resume=str(saved))
+    for model in MODELS:
+        assert save_capture(captured_of(model), saved / model)
+    cases = {
+        name: Case(name=model, plan=plan_of(model, cut), captured=str(saved / model))
+        for name, (model, cut) in CASES.items()
+    }
+    cases["two stages"] = replace(cases["two stages"], folder=str(saved / "steps"))
+    cases["resumed"] = replace(cases["replicas"], resume=str(saved / "steps"))
     by_rank = values(run_ranks(train_all, 4, tmp_path_factory.mktemp("ranks"), [*cases.values()]))
     return {name: [found[at] for found in by_rank] for at, name in enumerate(cases)}
 
@@ -79,7 +85,7 @@ def test_a_checkpoint_of_shared_layers_continues_under_another_plan(
 ) -> None:
     plain = train_plainly("gpt", 4)
     assert trained["resumed"][0]["losses"] == pytest.approx(plain["losses"][2:], rel=1e-12)
-    alone = train(Case(name="gpt", plan=plan_of("gpt", GPT_UNEQUAL), resume=str(saved)))
+    alone = train(Case(name="gpt", plan=plan_of("gpt", GPT_UNEQUAL), resume=str(saved / "steps")))
     assert alone["losses"] == pytest.approx(plain["losses"][2:], rel=1e-12)
 
 

@@ -6,6 +6,7 @@ missing in the latter.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, final
 
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from graphpipe.model.quiet import quiet_export
 from graphpipe.model.shards.layouts import Layout, Styles, find_layout, most_ranks
 from graphpipe.model.shards.shared_submodule import SharedSubmodule
 from graphpipe.model.shards.team import ShardTeam
+from graphpipe.model.shards.trial import Call, disagrees
 from graphpipe.model.without_data.construction import ModelBuilder
 from graphpipe.model.without_data.meta_model import without_data
 
@@ -149,23 +151,56 @@ class _Measuring:
     teams: dict[str, _Counting] = field(default_factory=dict[str, _Counting])
     pieces: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
     """The parameters that are divided, with the dimension, by operator."""
+    calls: dict[str, dict[str, Call]] = field(default_factory=dict[str, dict[str, Call]])
+    """Arguments of the submodules that are called, by operator. Those of equal calls are noted once."""
+    replaced: list[tuple[nn.Module, str, nn.Module]] = field(default_factory=list[tuple[nn.Module, str, nn.Module]])
+    """Modules whose child was replaced, the child's name, and what it was."""
 
     def found(self) -> dict[str, OpShards]:
         """Return how each operator is shared, by its name."""
-        for name in self.shared:
-            self._replace(name)
         whole = {op.name: op for op in self.captured.graph.ops}
-        halves = self._halves()
+        if not self._runs([*self.shared]) or any(self._disagrees(name) for name in self.calls):
+            self.shared = self._that_agree(whole)
+        halves = self._halves([*self.shared])
         sums = {name: team.sums for name, team in self.teams.items()}
         alike: dict[Any, dict[str, list[float]]] = {}
-        for name in self.shared:  # layers that are alike are run once
+        for name in self.teams:  # layers that are alike are run once
             if any(sums[name].values()):
                 alike.setdefault(self._kind(whole[name]), sums[name])
         found = {
             name: self._shards(whole[name], halves[name], alike.get(self._kind(whole[name]), sums[name]))
-            for name in self.shared
+            for name in self.teams
         }
         return {name: each for name, each in found.items() if each.most > 1}
+
+    def _that_agree(self, whole: Mapping[str, Op]) -> dict[str, Sequence[SubmoduleShards]]:
+        """Return what can be shared: if a forward does not run so, or computes something else, all but attention."""
+        kinds: dict[Any, list[str]] = {}
+        for name in self.shared:
+            kinds.setdefault(self._kind(whole[name]), []).append(name)
+        before, good = self.shared, dict[str, Sequence[SubmoduleShards]]()
+        for names in kinds.values():
+            for choose in (tuple, without_heads):
+                self.shared = {name: choose(before[name]) for name in names}
+                if not any(self.shared.values()):
+                    break
+                if self._runs(names) and not any(self._disagrees(name) for name in self.calls):
+                    good |= self.shared
+                    break
+        return good
+
+    def _runs(self, names: Sequence[str]) -> bool:
+        try:
+            self._halves(names)
+        except Exception:  # any error of a forward: one that cannot compute with a part of its layers
+            return False
+        return True
+
+    def _disagrees(self, name: str) -> bool:
+        return any(
+            disagrees(self.model.get_submodule(path), path, self.shared[name], call)
+            for path, call in self.calls[name].items()
+        )
 
     def _replace(self, name: str) -> None:
         team, traced, pieces = _Counting(), self.traced, dict[str, int]()
@@ -182,15 +217,30 @@ class _Measuring:
             for path in dict.fromkeys(str(each.target) for each in self._calls(name)):
                 parent, _, child = path.rpartition(".")
                 root = made.make(traced.fake.get_submodule(path), path)
-                if root is not traced.fake.get_submodule(path):
-                    root.register_forward_pre_hook(lambda *_: team.begin())
+                own = traced.fake.get_submodule(path)
+                if root is not own:
+                    root.register_forward_pre_hook(partial(self._note, name, path), with_kwargs=True)
                     setattr(traced.fake.get_submodule(parent), child, root)
+                    self.replaced.append((traced.fake.get_submodule(parent), child, own))
         self.teams[name], self.pieces[name] = team, pieces
+
+    def _note(self, name: str, path: str, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        del root
+        self.teams[name].begin()
+        self.calls.setdefault(name, {})[path] = args, kwargs
 
     def _calls(self, name: str) -> list[Any]:
         return [node for node in self.captured.nodes[name] if node.op == "call_module"]
 
-    def _halves(self) -> dict[str, Op]:
+    def _halves(self, names: Sequence[str]) -> dict[str, Op]:
+        """Return all operators as measured with the parts of a rank in these, which stay in place."""
+        while self.replaced:
+            parent, child, own = self.replaced.pop()
+            setattr(parent, child, own)
+        self.teams.clear()
+        self.calls.clear()
+        for name in names:
+            self._replace(name)
         traced, captured = self.traced, self.captured
         origin = captured.graph.origin
         attention = FusedAttention() if origin is not None and origin.fused_attention else None
@@ -234,6 +284,12 @@ class _Measuring:
             backward_reductions=len(backward),
             backward_bytes_per_sample=sum(backward) / SAMPLES[1],
         )
+
+
+def without_heads(shards: Sequence[SubmoduleShards]) -> tuple[SubmoduleShards, ...]:
+    """Return what is not in attention."""
+    heads = [each.submodule for each in shards if each.style == "heads"]
+    return tuple(each for each in shards if not any(f"{each.submodule}.".startswith(f"{path}.") for path in heads))
 
 
 def _shared(whole: float, half: float) -> float:

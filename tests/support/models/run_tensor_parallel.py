@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn import functional
 
 import graphpipe as gp
 from graphpipe.model.capture.capture import Captured, capture_nodes
+from graphpipe.model.capture_file.capture_file import load_capture
 from graphpipe.model.zoo.gpt import Gpt, GptShape
 
 SAMPLES, LENGTH, VOCABULARY = 4, 6, 24
@@ -135,6 +137,8 @@ class Case:
     """Where a checkpoint is saved after the last step; empty: nowhere."""
     resume: str = ""
     """The checkpoints that it begins from."""
+    captured: str = ""
+    """The file of its capture, so that no rank needs to capture it."""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Of the pipeline."""
 
@@ -142,7 +146,8 @@ class Case:
 def train(case: Case) -> dict[str, Any]:
     """Train some steps; return losses, norms, the last gradients, how much is held, and all weights."""
     model = MODELS[case.name]().double()
-    options = gp.PipelineOptions(timeout_seconds=20, captured=captured_of(case.name), **case.options)
+    captured = load_capture(Path(case.captured), case.plan.graph) if case.captured else captured_of(case.name)
+    options = gp.PipelineOptions(timeout_seconds=20, captured=captured, **case.options)
     found: dict[str, Any] = {"losses": [], "norms": []}
     with gp.Pipeline(case.plan, model, loss_fn, sgd, options=options) as pipeline:
         if case.resume:
