@@ -52,12 +52,12 @@ def seconds(plan: Plan) -> float:
     return plan.prediction.step_seconds
 
 
-def test_a_deep_model_at_one_sample_per_device_pays() -> None:
-    graph, machines = layers(12), Cluster.preset("dgx-a100:1x8")
-    alone = planned(graph, machines, 8, schedule="1f1b")
-    shared = planned(graph, machines, 8, schedule="1f1b", tensor="auto")
+def test_fewer_samples_than_devices_pay() -> None:
+    graph, machines = layers(8), Cluster.preset("dgx-a100:1x8")
+    alone = planned(graph, machines, 4, schedule="1f1b")
+    shared = planned(graph, machines, 4, schedule="1f1b", tensor="auto")
     assert any(stage.tensor > 1 for stage in shared.stages)
-    assert seconds(shared) < seconds(alone)
+    assert seconds(shared) < 0.7 * seconds(alone)
     assert shared.graph is graph
     assert shared.cluster == machines
 
@@ -79,7 +79,7 @@ def test_a_layer_that_exceeds_a_device_is_shared() -> None:
     with pytest.raises(Infeasible):
         planned(graph, machines, 4, schedule="1f1b")
     shared = planned(graph, machines, 4, schedule="1f1b", tensor="auto")
-    assert [stage.tensor for stage in shared.stages] == [2, 2]
+    assert min(stage.tensor for stage in shared.stages) > 1
     with pytest.raises(Infeasible):
         planned(layers(2, layout=False), machines, 4, schedule="1f1b", tensor="auto")
 

@@ -33,7 +33,10 @@ def changed(plan: Plan, at: int, **changes: object) -> Plan:
 
 
 CASES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
-    "zero": (lambda p: changed(p, 0, tensor=0), "stage 'front': tensor is 0, must be at least 1"),
+    "zero": (
+        lambda p: changed(p, 0, tensor=0, micro_batch=4, in_flight=4),
+        "stage 'front': tensor is 0, must be at least 1",
+    ),
     "no whole replicas": (lambda p: changed(p, 0, tensor=3), "4 devices are no whole replicas of 3 devices each"),
     "more than can share": (
         lambda p: changed(p, 1, devices=(4, 5, 6), tensor=3),
@@ -119,7 +122,7 @@ def test_tasks_updates_and_sums_by_hand() -> None:
 
 @pytest.mark.parametrize("equal", [True, False])
 def test_tied_parameters_are_summed_in_parts_where_all_stages_have_the_same_parts(equal: bool):
-    tied = replace(layer("c", shards(forward=0)), parameters=("a.weight",))
+    tied = layer("c", shards(forward=0), weight="a.weight")
     graph = chain(layer("a", shards()), layer("b", None), tied)
     graph = replace(graph, shared=(Shared(name="a.weight", bytes=80),))
     ranks = 2 if equal else 4

@@ -11,7 +11,8 @@ from graphpipe.errors import InvalidInput
 from graphpipe.planning.by_hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.plans import Plan
 from graphpipe.plans.sharding import sender
-from graphpipe.schedule import Compute, Send, lower
+from graphpipe.schedule import Compute, Send
+from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedulers.registry import build_schedule
 from graphpipe.schedule.verify import verify
 from graphpipe.schedule.verify_lowered import verify_lowered
@@ -80,10 +81,10 @@ def test_the_devices_of_a_replica_do_the_same_tasks_in_step() -> None:
 
 
 def test_an_order_that_differs_between_ranks_is_refused() -> None:
-    plan = planned(((0, 1), 2, 1), ((4, 5), 2, 1), schedule="gpipe")
+    plan = planned(((0, 1), 2, 1), ((4, 5), 2, 1))
     schedule = build_schedule(plan)
     whole = replace(plan, stages=tuple(replace(stage, in_flight=4) for stage in plan.stages))
-    eager = build_schedule(replace(whole, schedule="1f1b"))
+    eager = build_schedule(replace(whole, schedule="gpipe"))
     mixed = replace(schedule, devices=(*schedule.devices[:4], eager.devices[4], *schedule.devices[5:]))
     with pytest.raises(InvalidInput, match="'d4' and 'd5' share a replica of stage 's1', but their tasks differ"):
         verify(whole, mixed)

@@ -98,8 +98,7 @@ def test_measured_halves_and_temporaries_follow() -> None:
 
 @pytest.mark.parametrize(("everywhere", "held"), [(True, 20 + 80 / 2), (False, 100)])
 def test_a_tied_parameter_is_divided_only_if_all_its_operators_divide_it(everywhere: bool, held: float):
-    other = layer("b", shards() if everywhere else None)
-    tied = replace(other, parameters=("a.weight",))
+    tied = layer("b", shards() if everywhere else None, weight="a.weight")
     graph = replace(chain(layer("a", shards()), tied), shared=(Shared(name="a.weight", bytes=80),))
     rank = rank_costs(CostModel(graph, table(graph), cluster(2)), ((0, 1),))
     assert rank.graph["a"].parameter_bytes == held

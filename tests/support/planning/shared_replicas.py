@@ -1,5 +1,6 @@
 """Graphs whose operators several devices can share, with costs that are easy to compute by hand."""
 
+from dataclasses import replace
 import itertools
 
 from graphpipe.cluster import Cluster, Device, DeviceType, Link
@@ -27,11 +28,11 @@ def shards(
     )
 
 
-def layer(name: str, layout: OpShards | None, *, parameters: float = 100) -> Op:
-    """Return an operator of 10 FLOPs and 20 saved bytes per sample."""
-    work = Work(flops_per_sample=10, saved_bytes_per_sample=20)
-    names = (f"{name}.weight",) if layout is None else tuple(each for each, _ in layout.parameters)
-    return Op(name=name, parameters=names, parameter_bytes=parameters, work=work, shards=layout)
+def layer(name: str, layout: OpShards | None, *, weight: str = "", parameters: float = 100) -> Op:
+    """Return an operator of 10 FLOPs and 20 saved bytes per sample, whose weight has its name unless another is given."""
+    work, weight = Work(flops_per_sample=10, saved_bytes_per_sample=20), weight or f"{name}.weight"
+    layout = layout and replace(layout, parameters=((weight, 0),))
+    return Op(name=name, parameters=(weight,), parameter_bytes=parameters, work=work, shards=layout)
 
 
 def chain(*ops: Op, sent: float = 4) -> Graph:
