@@ -100,7 +100,7 @@ def build_parts(
     check_backward(plan)
     if plan.weights != "flush":
         check_policy(plan, syncs, options)
-    check_tensor(plan, engine=options.engine, shard_optimizer=options.shard_optimizer)
+    check_tensor(plan, options.engine)
     placement = RankPlacement.of(plan, world.size)
     share = partial(share_stages, placement=placement, world=world)
     shapes = ProgramsByShape(plan, model, options.precision, world.device, options.captured, share)

@@ -71,6 +71,11 @@ class ModelTensors:
             seen |= stage.keys()
         return saved
 
+    def counted_by(self, state: PipelineState) -> set[str]:
+        """Return the tensors of this rank's stages, but of replicas that ranks share only what the rank counts."""
+        at = {number: state.positions.get(number, 0) for number in state.hosted}
+        return {name for number in at for name in self.stages[number] if counted(state.plan, number, at[number], name)}
+
     def loaded_by(self, state: PipelineState) -> list[Named]:
         """Return what this rank loads: those of every stage it hosts and, on rank 0, the unused tensors."""
         hosted = [self.stages[number] for number in state.hosted]

@@ -47,13 +47,12 @@ def _shards(plan: Plan, stage: int, submodules: Submodules) -> list[SubmoduleSha
     return found
 
 
-def check_tensor(plan: Plan, *, engine: str, shard_optimizer: bool) -> None:
+def check_tensor(plan: Plan, engine: str) -> None:
     """Check that the stages whose replicas several ranks share can be run so.
 
     Args:
         plan: to be run.
         engine: name of the replica synchronisation.
-        shard_optimizer: whether replicas shard the optimizer's state.
 
     Raises:
         InvalidInput: names the stage and what does not go together.
@@ -65,9 +64,12 @@ def check_tensor(plan: Plan, *, engine: str, shard_optimizer: bool) -> None:
         if plan.weights != "flush":
             problem = f"weights follow the policy {plan.weights}"
             remedy = "Plan with weights='flush', or without tensor parallelism."
-        elif engine != "allreduce" or shard_optimizer or stage.state != "whole":
-            problem = f"replicas shard state (engine '{engine}', state '{stage.state}')"
-            remedy = "Choose engine='allreduce' without shard_optimizer, and plan with state 'whole'."
+        elif stage.state not in ("whole", "optimizer"):
+            problem = "replicas shard weights and gradients"
+            remedy = "Plan without sharding, or shard only the optimizer's state."
+        elif engine != "allreduce" and stage.degree > 1:
+            problem = f"engine '{engine}' sums gradients over replicas"
+            remedy = "Choose engine='allreduce'."
         elif stage.regions and any(region.backend != "eager" for region in stage.regions):
             problem, remedy = f"backend {stage.regions[0].backend} runs operators", "Run them in PyTorch."
         if problem:

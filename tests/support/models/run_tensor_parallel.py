@@ -141,11 +141,14 @@ class Case:
     """The file of its capture, so that no rank needs to capture it."""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Of the pipeline."""
+    dropout: float = 0.0
+    """Inside what ranks share, and behind it."""
 
 
 def train(case: Case) -> dict[str, Any]:
     """Train some steps; return losses, norms, the last gradients, how much is held, and all weights."""
     model = MODELS[case.name]().double()
+    dropped = drop(model, case.dropout)
     captured = load_capture(Path(case.captured), case.plan.graph) if case.captured else captured_of(case.name)
     options = gp.PipelineOptions(timeout_seconds=20, captured=captured, **case.options)
     found: dict[str, Any] = {"losses": [], "norms": []}
@@ -156,6 +159,7 @@ def train(case: Case) -> dict[str, Any]:
             inputs, targets = batch(step)
             found["losses"].append(pipeline.step({"tokens": inputs}, targets))
             found["norms"].append(pipeline.gradient_norms[0])
+        found["dropped"], found["backwards"] = [*dropped], pipeline.backwards()
         found["gradients"] = pipeline.gradients()
         found["held"] = sum(each.numel() for each in pipeline.gradients().values() if each is not None)
         if case.folder:
@@ -168,13 +172,23 @@ def train(case: Case) -> dict[str, Any]:
     return found
 
 
+def drop(model: nn.Module, rate: float) -> list[Tensor]:
+    """Let a model drop values, and return a list to which every dropout will add what it has dropped."""
+    dropped: list[Tensor] = []
+    for part in model.modules():
+        if isinstance(part, nn.Dropout) and rate:
+            part.p = rate
+            part.register_forward_hook(lambda part, given, result: dropped.append(result == 0))
+    return dropped
+
+
 def train_all(cases: Sequence[Case]) -> list[dict[str, Any]]:
     """Train each of the cases."""
     return [train(case) for case in cases]
 
 
 @cache
-def train_plainly(name: str, steps: int = 2) -> dict[str, Any]:
+def train_plainly(name: str, steps: int = 2, clip_norm: float = 1e9) -> dict[str, Any]:
     """Train without a pipeline."""
     model = MODELS[name]().double()
     optimizer = sgd(model.parameters())
@@ -185,7 +199,7 @@ def train_plainly(name: str, steps: int = 2) -> dict[str, Any]:
         loss = loss_fn(model(inputs), targets)
         loss.backward()
         found["losses"].append(float(loss.detach()))
-        found["norms"].append(float(nn.utils.get_total_norm([each.grad for each in model.parameters()])))
+        found["norms"].append(float(nn.utils.clip_grad_norm_(model.parameters(), clip_norm)))
         optimizer.step()
     found["gradients"] = {key: each.grad for key, each in model.named_parameters()}
     model.eval()
