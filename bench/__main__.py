@@ -47,6 +47,7 @@ MODULES = {
     "requests": "running.requests.requests",
     "gpu": "running.predicted.gpu",
     "rank-gradients": "families.rank_gradients",
+    "tensor-gradients": "families.tensor_gradients",
     "fault-rerouting": "faults.fault_rerouting",
     "counts": "search.counts",
     "faults": "faults.faults",
@@ -55,8 +56,11 @@ MODULES = {
     "emulated": "faults.emulated",
 }
 """The file of each benchmark. `python -m bench` runs them in this order."""
-BY_NAME = ("rank-gradients", "fault-rerouting", "equivalence", "user-errors", "emulated", "counts", "faults")
-"""Are run only by name. All but the first two take hours, and go on where they ended."""
+BY_NAME = (
+    *("rank-gradients", "tensor-gradients", "fault-rerouting", "equivalence", "user-errors", "emulated", "counts"),
+    "faults",
+)
+"""Are run only by name. All but the first three take hours, and go on where they ended."""
 
 
 def main(words: Sequence[str]) -> int:
