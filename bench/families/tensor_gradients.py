@@ -36,7 +36,9 @@ class Layers(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(32, 16)
         kinds: dict[str, Any] = {"dropout": 0.0, "batch_first": True}
-        self.first, self.second = (nn.TransformerEncoderLayer(16, 4, 32, norm_first=flag, **kinds) for flag in (0, 1))
+        self.first, self.second = (
+            nn.TransformerEncoderLayer(16, 4, 32, norm_first=flag, **kinds) for flag in (False, True)
+        )
         self.third = nn.TransformerDecoderLayer(16, 4, 32, **kinds)
         self.head = nn.Linear(16, 32)
 

@@ -32,9 +32,7 @@ def language_model(layers: int) -> Graph:
     return Graph(
         name=f"gpt-{layers}",
         ops=tuple(made.get(name, _layer)(name) for name in names),
-        edges=tuple(
-            Edge(source=one, target=other, bytes_per_sample=sent) for one, other in itertools.pairwise(names)
-        ),
+        edges=tuple(Edge(source=one, target=other, bytes_per_sample=sent) for one, other in itertools.pairwise(names)),
         origin=Origin(method="declared", precision="bf16"),
     )
 

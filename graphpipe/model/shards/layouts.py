@@ -190,8 +190,8 @@ def _fits(style: ShardStyle, part: Any) -> bool:
 
 def _attention(path: str, part: nn.Module) -> Iterator[list[SubmoduleShards]]:
     if type(part) is nn.MultiheadAttention:
-        plain = part.bias_k is None and not part.add_zero_attn and part.in_proj_weight is not None
-        if plain:
+        given: Any = part
+        if given.in_proj_weight is not None and part.bias_k is None and not part.add_zero_attn:
             yield [SubmoduleShards(submodule=path, style="heads")]
         return
     for names, behind, parts in _ATTENTION:

@@ -118,7 +118,8 @@ class SharedSubmodule:
     def _attention(self, module: nn.MultiheadAttention, path: str) -> nn.Module:
         width = module.embed_dim
         weights = self._parts(f"{path}.in_proj_weight", 0, 3 * width, 3)
-        biases = self._parts(f"{path}.in_proj_bias", 0, 3 * width, 3) if module.in_proj_bias is not None else ()
+        given: Any = module  # torch does not say that there may be no bias
+        biases = () if given.in_proj_bias is None else self._parts(f"{path}.in_proj_bias", 0, 3 * width, 3)
         behind = self._noted(module.out_proj, self._row(module.out_proj, f"{path}.out_proj"))
         assert isinstance(behind, RowLinear)
         return SharedAttention(module, weights, biases, behind, Entrance(self._team))

@@ -100,7 +100,11 @@ def _results(module: nn.Module, call: Call) -> list[Tensor]:
         entered = [each for each in own if isinstance(each, Tensor) and each.requires_grad]
         total = torch.stack([(each * torch.linspace(1, 2, each.shape[-1], dtype=each.dtype)).sum() for each in roots])
         gradients = torch.autograd.grad(total.sum(), entered, allow_unused=True) if entered else ()
-    return [*(each.detach() for each in outputs), *(each for each in gradients if each is not None)]
+    return [*(each.detach() for each in outputs), *filter(_is_there, gradients)]
+
+
+def _is_there(value: object) -> bool:
+    return value is not None
 
 
 def _leaf(value: Tensor) -> Tensor:

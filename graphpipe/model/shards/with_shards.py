@@ -256,7 +256,7 @@ class _Measuring:
             parameter_names=tensor_names(traced.fake),
             fused_attention=attention is not None,
         )
-        groups = [captured.nodes[op.name] for op in captured.graph.ops]
+        groups = tuple(captured.nodes[op.name] for op in captured.graph.ops)
         ops, _ = build_ops(half, groups, ())
         return {op.name: other for op, other in zip(captured.graph.ops, ops, strict=True)}
 
