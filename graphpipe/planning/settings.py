@@ -100,10 +100,7 @@ class PlanSettings:
     def __post_init__(self) -> None:
         _at_least_one("micro_batch", self.micro_batch)
         _at_least_one("stages_per_device", self.stages_per_device)
-        if self.tensor != "auto":
-            if not isinstance(self.tensor, int):
-                raise InvalidInput(f"is '{self.tensor}', must be a number or 'auto'", where="tensor")
-            _at_least_one("tensor", self.tensor)
+        _check_tensor(self.tensor)
         if self.offload_to not in get_args(OffloadTo):
             raise InvalidInput(f"is '{self.offload_to}', must be 'host' or 'neighbours'", where="offload_to")
         check_weights(self.weights, self.predictor)
@@ -191,6 +188,13 @@ def _check_objective(objective: str | None, *, inference: bool) -> None:
         of = f"Of {'inference' if inference else 'training'} it is {' or '.join(known)}."
         remedy = of if objective in others else nearest(str(objective), [*known])
         raise InvalidInput(f"unknown objective '{objective}'", where="objective", remedy=remedy)
+
+
+def _check_tensor(choice: object) -> None:
+    if isinstance(choice, int):
+        _at_least_one("tensor", choice)
+    elif choice != "auto":
+        raise InvalidInput(f"is '{choice}', must be a number or 'auto'", where="tensor")
 
 
 def _at_least_one(name: str, number: int | None) -> None:

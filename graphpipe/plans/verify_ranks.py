@@ -7,7 +7,7 @@ from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable, Curve, OpCost
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph, Op
-from graphpipe.plans.stage import PlanFields, Predictor, Stage, WeightPolicy
+from graphpipe.plans.stage import PlanFields, Predictor, Stage, StageEdge, WeightPolicy
 
 BY_HAND = "hand"
 """The planner of plans that a person wrote."""
@@ -88,6 +88,7 @@ class _OfRank(NamedTuple):
     costs: CostTable
     batch_size: int
     stages: tuple[Stage, ...]
+    edges: tuple[StageEdge, ...]
     weights: WeightPolicy
     predictor: Predictor
     trains: bool
@@ -114,6 +115,7 @@ def of_rank(plan: PlanFields, stage: Stage) -> PlanFields:
         costs=replace(plan.costs, rows=rows),
         batch_size=plan.batch_size,
         stages=plan.stages,
+        edges=plan.edges,
         weights=plan.weights,
         predictor=plan.predictor,
         trains=plan.trains,

@@ -1,7 +1,7 @@
 """Graphs whose operators several devices can share, with costs that are easy to compute by hand."""
 
-from dataclasses import replace
 import itertools
+from dataclasses import replace
 
 from graphpipe.cluster import Cluster, Device, DeviceType, Link
 from graphpipe.costs import CostTable, Curve, OpCost
@@ -29,7 +29,7 @@ def shards(
 
 
 def layer(name: str, layout: OpShards | None, *, weight: str = "", parameters: float = 100) -> Op:
-    """Return an operator of 10 FLOPs and 20 saved bytes per sample, whose weight has its name unless another is given."""
+    """Return an operator of 10 FLOPs and 20 saved bytes per sample. Its weight has its name unless one is given."""
     work, weight = Work(flops_per_sample=10, saved_bytes_per_sample=20), weight or f"{name}.weight"
     layout = layout and replace(layout, parameters=((weight, 0),))
     return Op(name=name, parameters=(weight,), parameter_bytes=parameters, work=work, shards=layout)
