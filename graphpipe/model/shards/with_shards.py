@@ -173,7 +173,7 @@ class _Measuring:
             name: self._shards(whole[name], halves[name], alike.get(self._kind(whole[name]), sums[name]))
             for name in self.teams
         }
-        return {name: each for name, each in found.items() if each.most > 1}
+        return {name: each for name, each in found.items() if each.most % 2 == 0}
 
     def _that_agree(self, whole: Mapping[str, Op]) -> dict[str, Sequence[SubmoduleShards]]:
         """Return what can be shared: if a forward does not run so, or computes something else, all but attention."""
