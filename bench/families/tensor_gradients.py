@@ -20,6 +20,7 @@ from bench.families.ordinary_models import ORDINARY
 from bench.families.rank_gradients import NAMES, Tried, divided, family, on_ranks, ordinary
 from bench.families.table import FAMILIES
 from bench.record import save
+from bench.tables import markdown
 from graphpipe.graph import ParameterSlice
 from graphpipe.model.capture.capture import capture
 from graphpipe.model.shards.with_shards import with_shards
@@ -36,7 +37,9 @@ class Layers(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(32, 16)
         kinds: dict[str, Any] = {"dropout": 0.0, "batch_first": True}
-        self.first, self.second = (nn.TransformerEncoderLayer(16, 4, 32, norm_first=flag, **kinds) for flag in (0, 1))
+        self.first, self.second = (
+            nn.TransformerEncoderLayer(16, 4, 32, norm_first=flag, **kinds) for flag in (False, True)
+        )
         self.third = nn.TransformerDecoderLayer(16, 4, 32, **kinds)
         self.head = nn.Linear(16, 32)
 
@@ -134,3 +137,23 @@ def main(names: Annotated[Sequence[str], {**FAMILIES, **ORDINARY, **ZOO, "torch 
         rows.append(row)
     if not names:
         save("tensor_gradients", rows)
+        page(rows)
+
+
+def page(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write the table of the results.
+
+    Args:
+        rows: by model: operators, the divided share of parameters, and distances on 2 and 4 ranks, or an error.
+    """
+    done = [row for row in rows if "error" not in row]
+    caption = (
+        f"{len(done)} of {len(rows)} models train so. Divided is the share of the parameters of which each rank has "
+    )
+    caption += "a part. The distances are relative, of the loss and all gradients; models with experts compute in single precision."
+    lines = [
+        [row["model"], row["operators"], f"{row['divided']:.0%}", *(f"{row[f'away_{ranks}']:.0e}" for ranks in RANKS)]
+        for row in done
+    ]
+    title = "Gradients of layers that ranks share"
+    markdown("tensor_gradients", title, caption, ["model", "operators", "divided", "2 ranks", "4 ranks"], lines)

@@ -94,7 +94,9 @@ def make_plan(args: argparse.Namespace) -> Plan:
     if args.inference and args.precision != "fp32":
         what = f"is {args.precision}, but inference runs in fp32"
         raise InvalidInput(what, where="--precision", remedy="Leave out --precision.")
-    problem, model = read_problem(args)
+    by_stages = by_hand.stages if by_hand is not None else ()
+    shares = settings.tensor != 1 or any(stage.tensor > 1 for stage in by_stages)
+    problem, model = read_problem(args, shares=shares)
     given = problem.graph, problem.costs, problem.cluster
     if by_hand is None:
         planned = plan(*given, settings, batch_size=args.batch)

@@ -17,6 +17,7 @@ from graphpipe.graph import Graph
 from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture.op_splits.split_nodes import split_like
 from graphpipe.model.capture_cache.capture_cache import cached_capture, cached_capture_for
+from graphpipe.model.shards.with_shards import with_shards
 from graphpipe.model.split.split import build_stages
 from graphpipe.planning.backwards import choose_backwards
 from graphpipe.planning.by_hand import load_hand_plan
@@ -50,9 +51,10 @@ def make_plan(config: TrainConfig, task: Task, cluster: Cluster, tell: Callable[
         Infeasible: no plan fits in memory.
         InvalidInput: the model, the costs or the settings cannot be used.
     """
-    settings = config.plan
+    settings, shares = config.plan, config.plan.tensor != 1
     if settings.stages:
-        load_hand_plan(Path(config.folder) / settings.stages)  # refuses a bad file before profiling
+        by_hand = load_hand_plan(Path(config.folder) / settings.stages)  # refuses a bad file before profiling
+        shares = shares or any(stage.tensor > 1 for stage in by_hand.stages)
     check_asked(settings, config.train.batch_size)  # before profiling, which takes a while
     with waiting("capturing the model"):
         names = tuple(name.strip() for name in settings.look_into.split(",") if name.strip())
@@ -67,6 +69,8 @@ def make_plan(config: TrainConfig, task: Task, cluster: Cluster, tell: Callable[
             graph=given,
             fused_attention=not cluster.on_processors,
         )
+        if shares:
+            captured = replace(captured, graph=with_shards(captured.graph, task.model))
     costs = _costs(config, task, captured, cluster, tell)
     planned = plan_with_costs(config, captured.graph, costs, cluster)
     captured = split_like(captured, planned.graph)

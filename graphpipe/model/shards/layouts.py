@@ -45,6 +45,8 @@ _ATTENTION: Sequence[tuple[tuple[str, ...], str, int]] = (
     (("project_in",), "project_out", 3),
 )
 """Layers that make queries, keys and values, the layer behind attention, and how many of the former one layer makes."""
+_LARGE = 1024
+"""A vocabulary of this many words, or more, is shared by any power of two of ranks."""
 _WIDTHS = ("head_dim", "attention_head_size", "key_value_proj_dim", "head_width")
 _HEADS = ("num_key_value_heads", "num_heads", "n_heads", "num_attention_heads", "heads", "n_head")
 
@@ -74,7 +76,7 @@ def find_layout(model: nn.Module, styles: Styles | None = None) -> Layout:
     ):
         for layers in more:
             taken = any(_inside(each.submodule, left_whole) or each.submodule in found for each in layers)
-            if not taken and most_ranks(modules, layers) > 1:
+            if not taken and most_ranks(modules, layers) % 2 == 0:
                 found |= {each.submodule: each for each in layers}
     return _consistent(modules, {path: each for path, each in found.items() if path not in left_whole})
 
@@ -90,18 +92,25 @@ def most_ranks(modules: Mapping[str, nn.Module], shards: Sequence[SubmoduleShard
 
 def _sizes(part: Any, shards: SubmoduleShards) -> Iterator[int]:
     match shards.style:
-        case "column" | "vocabulary-columns":
+        case "column":
             yield outputs_of(part) // shards.parts
+        case "vocabulary-columns":
+            yield _rows(outputs_of(part))
         case "row":
             yield inputs_of(part)
         case "vocabulary-rows":
-            yield part.num_embeddings
+            yield _rows(part.num_embeddings)
         case "heads":
             yield from _heads(part)
         case "experts":
             yield part.down_proj.shape[-1]
         case "copied":
             return
+
+
+def _rows(count: int) -> int:
+    # Parts of a vocabulary may differ by one, so that any number of ranks can share a large one.
+    return count if count < _LARGE else _LARGE
 
 
 def _heads(part: Any) -> Iterator[int]:
@@ -190,8 +199,8 @@ def _fits(style: ShardStyle, part: Any) -> bool:
 
 def _attention(path: str, part: nn.Module) -> Iterator[list[SubmoduleShards]]:
     if type(part) is nn.MultiheadAttention:
-        plain = part.bias_k is None and not part.add_zero_attn and part.in_proj_weight is not None
-        if plain:
+        given: Any = part
+        if given.in_proj_weight is not None and part.bias_k is None and not part.add_zero_attn:
             yield [SubmoduleShards(submodule=path, style="heads")]
         return
     for names, behind, parts in _ATTENTION:
@@ -234,8 +243,7 @@ def _tables(modules: Mapping[str, nn.Module]) -> Iterator[list[SubmoduleShards]]
         for path, part in modules.items()
         if is_linear(part) and outputs_of(part) == rows
     ]
-    if rows % 2 == 0:
-        yield from ([each] for each in found)
+    yield from ([each] for each in found)
 
 
 def _inside(path: str, others: Sequence[str]) -> bool:

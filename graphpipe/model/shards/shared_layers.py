@@ -22,7 +22,7 @@ class ColumnLinear(nn.Module):
         biases: the same of the bias; empty if there is none.
         entrance: of the layer's input.
         transposed: whether the weight is (inputs, outputs).
-        joined: whether the layer returns the outputs of all ranks.
+        joined: the outputs of all ranks, if the layer returns these; None: it returns its own.
         draws: whether a dropout follows, which must drop other values on each rank.
     """
 
@@ -33,7 +33,7 @@ class ColumnLinear(nn.Module):
         entrance: Entrance,
         *,
         transposed: bool = False,
-        joined: bool = False,
+        joined: int | None = None,
         draws: bool = False,
     ) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class ColumnLinear(nn.Module):
             for weight, bias in zip(weights, biases, strict=True)
         ]
         found = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-        return join(found, self.entrance.team) if self.joined else found
+        return found if self.joined is None else join(found, self.entrance.team, self.joined)
 
 
 @final

@@ -11,7 +11,7 @@ from graphpipe.model.shards.rebuilt import rebuilt
 from graphpipe.model.shards.shared_attention import SharedAttention, SharedBiasAttention
 from graphpipe.model.shards.shared_layers import ColumnLinear, RowLinear, VocabularyRows
 from graphpipe.model.shards.shared_modules import CopiedInside, SharedExperts
-from graphpipe.model.shards.team import Entrance, ShardTeam
+from graphpipe.model.shards.team import Entrance, ShardTeam, own_range
 
 SliceOf = Callable[[ParameterSlice], nn.Parameter]
 """Returns the parameter that a rank trains for a slice of the user's: the same one for the same slice."""
@@ -86,12 +86,12 @@ class SharedSubmodule:
     def _layer(self, module: Any, path: str, shards: SubmoduleShards) -> nn.Module:
         match shards.style:
             case "column" | "vocabulary-columns":
-                joined = shards.style == "vocabulary-columns"
+                joined = outputs_of(module) if shards.style == "vocabulary-columns" else None
                 turned = is_transposed(module)
                 weights = self._parts(f"{path}.weight", int(turned), outputs_of(module), shards.parts)
                 has_bias = module.bias is not None
                 biases = self._parts(f"{path}.bias", 0, outputs_of(module), shards.parts) if has_bias else ()
-                draws = self._draws and not joined
+                draws = self._draws and joined is None
                 return ColumnLinear(
                     weights, biases, self._entrance(path), transposed=turned, joined=joined, draws=draws
                 )
@@ -118,7 +118,8 @@ class SharedSubmodule:
     def _attention(self, module: nn.MultiheadAttention, path: str) -> nn.Module:
         width = module.embed_dim
         weights = self._parts(f"{path}.in_proj_weight", 0, 3 * width, 3)
-        biases = self._parts(f"{path}.in_proj_bias", 0, 3 * width, 3) if module.in_proj_bias is not None else ()
+        given: Any = module  # torch does not say that there may be no bias
+        biases = () if given.in_proj_bias is None else self._parts(f"{path}.in_proj_bias", 0, 3 * width, 3)
         behind = self._noted(module.out_proj, self._row(module.out_proj, f"{path}.out_proj"))
         assert isinstance(behind, RowLinear)
         return SharedAttention(module, weights, biases, behind, Entrance(self._team))
@@ -132,10 +133,8 @@ class SharedSubmodule:
         return tuple(self._slice_of(self._piece(parameter, dimension, at * whole, whole)) for at in range(parts))
 
     def _piece(self, parameter: str, dimension: int, start: int, length: int) -> ParameterSlice:
-        own = length // self._team.size
-        assert own * self._team.size == length, f"{self._team.size} ranks cannot share {length} of {parameter}"
-        first = start + self._team.position * own
-        return ParameterSlice(parameter=parameter, dimension=dimension, start=first, stop=first + own)
+        first, stop = own_range(length, self._team.size, self._team.position)
+        return ParameterSlice(parameter=parameter, dimension=dimension, start=start + first, stop=start + stop)
 
 
 def has_dropout(module: nn.Module) -> bool:

@@ -100,14 +100,25 @@ def add_up(parts: Tensor, team: ShardTeam) -> Tensor:
     return _apply(_AddUp, parts, team)
 
 
-def join(columns: Tensor, team: ShardTeam) -> Tensor:
-    """Return the columns (last dimension) of all ranks, one rank after the other."""
-    return _apply(_Join, columns, team)
+def join(columns: Tensor, team: ShardTeam, total: int) -> Tensor:
+    """Return the columns (last dimension) of all ranks, one rank after the other.
+
+    Args:
+        columns: those of this rank, as `own_range` says.
+        team: the ranks.
+        total: columns of all ranks.
+    """
+    return _apply(_Join, columns, team, total)
 
 
-def _apply(function: type[torch.autograd.Function], values: Tensor, team: ShardTeam) -> Tensor:
+def own_range(length: int, size: int, position: int) -> tuple[int, int]:
+    """Return where the part of a rank begins and ends. If the length does not divide, parts differ by one."""
+    return length * position // size, length * (position + 1) // size
+
+
+def _apply(function: type[torch.autograd.Function], values: Tensor, *others: object) -> Tensor:
     applied: Any = function.apply
-    return applied(values, team)
+    return applied(values, *others)
 
 
 class _Enter(torch.autograd.Function):
@@ -142,10 +153,16 @@ class _AddUp(torch.autograd.Function):
 
 class _Join(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, columns: Tensor, team: ShardTeam) -> Tensor:
-        ctx.team, ctx.width = team, columns.shape[-1]
-        return torch.cat(team.gather(columns.contiguous()), dim=-1)
+    def forward(ctx: Any, columns: Tensor, team: ShardTeam, total: int) -> Tensor:
+        ranges = [own_range(total, team.size, position) for position in range(team.size)]
+        widths = [stop - start for start, stop in ranges]
+        ctx.range = ranges[team.position]
+        missing = max(widths) - columns.shape[-1]
+        padded = torch.nn.functional.pad(columns, (0, missing)) if missing else columns.contiguous()
+        given = team.gather(padded)
+        return torch.cat([each[..., :width] for each, width in zip(given, widths, strict=True)], dim=-1)
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
-        return grad_outputs[0].narrow(-1, ctx.team.position * ctx.width, ctx.width), None
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+        start, stop = ctx.range
+        return grad_outputs[0][..., start:stop], None, None

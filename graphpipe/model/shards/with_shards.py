@@ -29,6 +29,8 @@ from graphpipe.model.without_data.construction import ModelBuilder
 from graphpipe.model.without_data.meta_model import without_data
 
 _RANKS = 2
+_TRIED = 2e10
+"""An operator with more FLOPs per sample is not tried on drawn values: it would take more than seconds."""
 
 
 def with_shards(graph: Graph, model: nn.Module | ModelBuilder, styles: Styles | None = None) -> Graph:
@@ -159,7 +161,7 @@ class _Measuring:
     def found(self) -> dict[str, OpShards]:
         """Return how each operator is shared, by its name."""
         whole = {op.name: op for op in self.captured.graph.ops}
-        if not self._runs([*self.shared]) or any(self._disagrees(name) for name in self.calls):
+        if not self._runs([*self.shared]) or self._disagree(whole):
             self.shared = self._that_agree(whole)
         halves = self._halves([*self.shared])
         sums = {name: team.sums for name, team in self.teams.items()}
@@ -171,7 +173,7 @@ class _Measuring:
             name: self._shards(whole[name], halves[name], alike.get(self._kind(whole[name]), sums[name]))
             for name in self.teams
         }
-        return {name: each for name, each in found.items() if each.most > 1}
+        return {name: each for name, each in found.items() if each.most % 2 == 0}
 
     def _that_agree(self, whole: Mapping[str, Op]) -> dict[str, Sequence[SubmoduleShards]]:
         """Return what can be shared: if a forward does not run so, or computes something else, all but attention."""
@@ -184,22 +186,31 @@ class _Measuring:
                 self.shared = {name: choose(before[name]) for name in names}
                 if not any(self.shared.values()):
                     break
-                if self._runs(names) and not any(self._disagrees(name) for name in self.calls):
+                if self._runs(names) and not self._disagree(whole):
                     good |= self.shared
                     break
         return good
 
     def _runs(self, names: Sequence[str]) -> bool:
         try:
-            self._halves(names)
+            halves = self._halves(names)
         except Exception:  # any error of a forward: one that cannot compute with a part of its layers
             return False
-        return True
+        sent = [(op.output_bytes_per_sample, halves[op.name].output_bytes_per_sample) for op in self.captured.graph.ops]
+        return all(whole == half for whole, half in sent)  # what leaves an operator is whole
 
-    def _disagrees(self, name: str) -> bool:
-        return any(
-            disagrees(self.model.get_submodule(path), path, self.shared[name], call)
-            for path, call in self.calls[name].items()
+    def _disagree(self, whole: Mapping[str, Op]) -> bool:
+        # Of operators that are alike, one is tried.
+        tried = {self._kind(whole[name]): name for name in self.calls}.values()
+        return any(self._disagrees(whole[name]) for name in tried)
+
+    def _disagrees(self, op: Op) -> bool:
+        shards, calls = self.shared[op.name], self.calls[op.name]
+        tables = all(each.style.startswith("vocabulary") for each in shards)
+        return (
+            not tables
+            and op.work.flops_per_sample <= _TRIED
+            and any(disagrees(self.model.get_submodule(path), path, shards, call) for path, call in calls.items())
         )
 
     def _replace(self, name: str) -> None:
@@ -256,7 +267,7 @@ class _Measuring:
             parameter_names=tensor_names(traced.fake),
             fused_attention=attention is not None,
         )
-        groups = [captured.nodes[op.name] for op in captured.graph.ops]
+        groups = tuple(captured.nodes[op.name] for op in captured.graph.ops)
         ops, _ = build_ops(half, groups, ())
         return {op.name: other for op, other in zip(captured.graph.ops, ops, strict=True)}
 

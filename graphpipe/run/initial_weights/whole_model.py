@@ -1,7 +1,6 @@
 """Gives every rank the whole model, with the weights that are trained on other ranks."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import nn
@@ -13,7 +12,7 @@ from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.comm.world import World
 from graphpipe.run.device.tensor_memory import give_memory
 from graphpipe.run.initial_weights.own_tensors import all_tensors, modules_of, own_tensors, stage_tensors
-from graphpipe.run.tensor.tensor_slices import is_divided
+from graphpipe.run.tensor.tensor_slices import is_divided, piece_of
 from graphpipe.run.weights.parameter_slices import cut
 
 
@@ -51,13 +50,13 @@ def _share_divided(model: nn.Module, program: StageProgram, placement: RankPlace
     for name, tensor in slices.items():
         piece = ParameterSlice.parse(name)
         assert piece is not None
-        whole, length = model.get_parameter(piece.parameter).detach(), piece.stop - piece.start
+        whole = model.get_parameter(piece.parameter).detach()
         for position, rank in enumerate(ranks):
-            start = piece.start + (position - own) * length
-            sent = tensor.detach() if hosted and position == own else torch.empty_like(tensor, device=world.device)
+            view = cut(whole, piece_of(piece, whole.shape[piece.dimension], len(ranks), own, position))
+            sent = tensor.detach() if hosted and position == own else torch.empty_like(view, device=world.device)
             broadcast_tensors(world, [sent], rank)
             with torch.no_grad():
-                cut(whole, replace(piece, start=start, stop=start + length)).copy_(sent)
+                view.copy_(sent)
                 if position == own:
                     tensor.copy_(sent)  # of a stage on other ranks, too: the slice is published with the others
 

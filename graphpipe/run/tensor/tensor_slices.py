@@ -6,10 +6,12 @@ copied                norm.weight             norm.weight           rank 0 count
 """
 
 from collections.abc import Collection
+from dataclasses import replace
 from functools import lru_cache
 
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import ParameterSlice, parameter_of
+from graphpipe.model.shards.team import own_range
 from graphpipe.plans import Plan
 
 
@@ -29,6 +31,23 @@ def is_divided(plan: Plan, stage: int, name: str) -> bool:
 def counted(plan: Plan, stage: int, position: int, name: str) -> bool:
     """Return whether a rank counts and saves a parameter of a stage: its own part, or the whole at position 0."""
     return position == 0 or is_divided(plan, stage, name)
+
+
+def piece_of(piece: ParameterSlice, length: int, size: int, own: int, position: int) -> ParameterSlice:
+    """Return the slice that another rank has in the place of one.
+
+    Args:
+        piece: of a rank.
+        length: of the whole parameter, in the dimension that is divided.
+        size: how many ranks share it.
+        own: the position of the rank that has `piece`.
+        position: of the other rank.
+    """
+    if length % size:  # only a vocabulary: it is one part, and those of ranks differ by one
+        start, stop = own_range(length, size, position)
+        return replace(piece, start=start, stop=stop)
+    moved = (position - own) * (piece.stop - piece.start)
+    return replace(piece, start=piece.start + moved, stop=piece.stop + moved)
 
 
 def check_tied(plan: Plan) -> None:

@@ -101,10 +101,8 @@ def _of(
 ) -> TiedParameters:
     replicas = [replica for replica in parameters if replica[0] in tied.stages]
     replicas.sort(key=lambda replica: (replica not in leaders, replica))
-    known = parameters[replicas[0]] if replicas else {}
-    order = {name: at for at, name in enumerate(tied.parameters)}
-    mine = [name for name in known if parameter_of(name) in order]
-    names = sorted(mine, key=lambda name: (order[parameter_of(name)], name))
+    known = [*parameters[replicas[0]]] if replicas else []
+    names = [name for whole in tied.parameters for name in sorted(known) if parameter_of(name) == whole]
     updated = [parameters[replica][name] for replica in replicas if replica in leaders for name in names]
     copies = [[parameters[replica][name] for replica in replicas] for name in names]
     groups = tied_ranks(plan, placement, tied)
