@@ -8,6 +8,7 @@ from graphpipe.cluster import Cluster
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.planners.problem.device_groups import DeviceGroups
+from graphpipe.planners.problem.fitted_layouts import fitted_layouts
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planning.settings import TensorChoice
 from graphpipe.plans import Plan
@@ -32,8 +33,8 @@ def plan_with_ranks(
 
     So the plan is never slower than without. All plans are compared by their simulated step.
 
-    An operator that cannot be shared by so many devices runs whole on each. Then the graph of the plan has no layout of
-    it, nor of operators that divide the same parameter.
+    An operator that cannot be shared by so many devices runs whole on each, and the graph of the plan has no layout of
+    it (`fitted_layouts`).
 
     Args:
         problem: of all devices.
@@ -100,7 +101,7 @@ class _Choosing:
     find: Callable[[Problem], Plan]
     seconds: Callable[[Plan], float]
     _graphs: dict[frozenset[str], Graph] = field(default_factory=dict[frozenset[str], Graph])
-    """Graphs without the layouts of some operators: costs of one graph are found once."""
+    """Graphs without the layouts of some operators."""
 
     def planned(self, ranks: int) -> Plan:
         """Return the plan with so many devices per replica of every stage."""
@@ -132,19 +133,9 @@ class _Choosing:
                     yield found
 
     def _fitted(self, ranks: dict[str, int]) -> Graph:
-        """Return the graph without the layouts of operators that so many devices cannot share."""
-        graph = self.problem.graph
-        whole = {op.name for op in graph.ops if op.shards is not None and op.shards.most % ranks[op.name]}
-        tied = [set(graph.holders[parameter.name]) for parameter in graph.shared] if whole else []
-        while grown := {op for holders in tied if whole & holders for op in holders} - whole:
-            whole |= grown
-        if not whole:
-            return graph
-        key = frozenset(whole)
-        if key not in self._graphs:
-            ops = (replace(op, shards=None) if op.name in whole else op for op in graph.ops)
-            self._graphs[key] = replace(graph, ops=tuple(ops))
-        return self._graphs[key]
+        # Costs of one graph are found once.
+        fitted = fitted_layouts(self.problem.graph, ranks)
+        return self._graphs.setdefault(frozenset(op.name for op in fitted.ops if op.shards is None), fitted)
 
 
 def _with_ranks(stage: Stage, *, double: bool) -> Stage | None:
