@@ -25,12 +25,14 @@ MODULES = {
     "scaling": "search.scaling",
     "exhaustive": "search.exhaustive",
     "memory": "search.memory",
+    "tensor": "search.tensor",
     "largest-batch": "search.largest_batch",
     "layerpipe": "published.layerpipe",
     "runtime": "running.runtime",
     "prediction": "running.predicted.prediction",
     "measured": "published.measured",
     "sailor": "published.sailor",
+    "degrees": "published.degrees",
     "zero-bubble": "published.zero_bubble",
     "rank-memory": "running.memory.rank_memory",
     "loads": "running.predicted.loads",
@@ -46,6 +48,7 @@ MODULES = {
     "requests": "running.requests.requests",
     "gpu": "running.predicted.gpu",
     "rank-gradients": "families.rank_gradients",
+    "tensor-gradients": "families.tensor_gradients",
     "fault-rerouting": "faults.fault_rerouting",
     "counts": "search.counts",
     "faults": "faults.faults",
@@ -54,8 +57,11 @@ MODULES = {
     "emulated": "faults.emulated",
 }
 """The file of each benchmark. `python -m bench` runs them in this order."""
-BY_NAME = ("rank-gradients", "fault-rerouting", "equivalence", "user-errors", "emulated", "counts", "faults")
-"""Are run only by name. All but the first two take hours, and go on where they ended."""
+BY_NAME = (
+    *("rank-gradients", "tensor-gradients", "fault-rerouting", "equivalence", "user-errors", "emulated", "counts"),
+    "faults",
+)
+"""Are run only by name. All but the first three take hours, and go on where they ended."""
 
 
 def main(words: Sequence[str]) -> int:

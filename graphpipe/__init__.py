@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from graphpipe.model import DagModule
     from graphpipe.model.capture.capture import capture
     from graphpipe.model.own_loss.from_transformers import from_transformers
+    from graphpipe.model.shards.with_shards import with_shards
     from graphpipe.planning.backwards import choose_backwards
     from graphpipe.planning.by_hand import HandStage
     from graphpipe.planning.hand_plan import hand_plan
@@ -88,6 +89,7 @@ _HOMES = {
     "profile": "graphpipe.profiler.profile",
     "simulate": "graphpipe.simulator.simulate",
     "train": "graphpipe.training.train",
+    "with_shards": "graphpipe.model.shards.with_shards",
 }
 
 
@@ -158,4 +160,5 @@ __all__ = [
     "profile",
     "simulate",
     "train",
+    "with_shards",
 ]

@@ -48,6 +48,10 @@ NAMES = (
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
 
+Measure = Callable[["Tried", int], float]
+"""Returns the distance of a model on so many ranks; each rank calls it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
     """A captured model with a mini-batch."""
@@ -96,18 +100,27 @@ def ordinary(name: str) -> Tried:
     return Tried(module=module, graph=graph, inputs=inputs, targets=None, loss_fn=mean_square, plain=plain)
 
 
-def divided(tried: Tried, ranks: int) -> Plan:
-    """Return the plan with one stage for each rank and two micro-batches, unless batch norm needs a whole one."""
+def divided(tried: Tried, ranks: int, shared: int = 1) -> Plan:
+    """Return the plan with one stage for each rank and two micro-batches, unless batch norm needs a whole one.
+
+    Args:
+        tried: the model.
+        ranks: in all.
+        shared: how many of them share each stage.
+    """
     ops = [op for name in tried.graph.order for op in tried.graph.ops if op.name == name]
     batch_size = len(next(iter(tried.inputs.values())))
     normed = any(isinstance(part, NORMS) for part in tried.module.modules())
-    ends = [round(len(ops) * number / ranks) for number in range(ranks + 1)]
+    count = ranks // shared
+    ends = [round(len(ops) * number / count) for number in range(count + 1)]
     stages: list[HandStage] = []
-    for number in range(ranks):
+    for number in range(count):
         own = ops[ends[number] : ends[number + 1]]
         whole = normed or any(op.whole_batch for op in own)
         names = tuple(op.name for op in own)
-        stages.append(HandStage(ops=names, devices=(number,), micro_batch=batch_size // (1 if whole else 2)))
+        devices = tuple(range(number * shared, (number + 1) * shared))
+        size = batch_size // (1 if whole else 2)
+        stages.append(HandStage(ops=names, devices=devices, micro_batch=size, tensor=shared))
     cluster = Cluster.preset(f"local:{ranks}")
     costs = estimate(tried.graph, cluster)
     return hand_plan(tried.graph, costs, cluster, batch_size=batch_size, stages=stages)
@@ -129,20 +142,25 @@ def distance(tried: Tried, ranks: int) -> float:
     return max(each for each, _ in covered)
 
 
-def _rank(models: dict[str, Tried], rank: int, ranks: int, folder: Path) -> None:
+def _rank(models: dict[str, Tried], rank: int, ranks: int, folder: Path, measure: Measure) -> None:
     # What a forked rank does; rank 0 writes a line for each model.
     store = dist.FileStore(str(folder / f"store {ranks}"), ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
     for name, tried in models.items():
-        away = distance(tried, ranks)
+        away = measure(tried, ranks)
         if not rank:
             with (folder / str(ranks)).open("a") as lines:
                 lines.write(f"{away}\t{name}\n")
     dist.destroy_process_group()
 
 
-def on_ranks(models: dict[str, Tried], ranks: int) -> dict[str, float]:
+def on_ranks(models: dict[str, Tried], ranks: int, measure: Measure = distance) -> dict[str, float]:
     """Return the distances of models on so many ranks of this machine.
+
+    Args:
+        models: by name.
+        ranks: how many.
+        measure: what each rank does with each model.
 
     Raises:
         RuntimeError: a rank failed. It has printed why.
@@ -156,7 +174,7 @@ def on_ranks(models: dict[str, Tried], ranks: int) -> dict[str, float]:
                 continue
             status = 1
             try:
-                _rank(models, rank, ranks, folder)
+                _rank(models, rank, ranks, folder, measure)
                 status = 0
             except BaseException:
                 traceback.print_exc()

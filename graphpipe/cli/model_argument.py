@@ -45,6 +45,7 @@ def read_model_argument(
     precision: Precision = "fp32",
     *,
     fused_attention: bool = False,
+    shares: bool = False,
 ) -> ModelArgument:
     """Read a graph from a file or from the package, or make a model and capture it.
 
@@ -54,6 +55,7 @@ def read_model_argument(
         look_into: the submodules to look into, with commas in between. Empty: those of the default.
         precision: of the forwards in training.
         fused_attention: as for `capture`, if the model is captured here.
+        shares: find how devices can share its operators. A graph file says so itself, or has no such operators.
 
     Raises:
         InvalidInput: there is no such model (the message names the nearest one), or it cannot be read or captured.
@@ -68,7 +70,7 @@ def read_model_argument(
             raise InvalidInput(what, where="--precision", remedy="Name the model that it was captured from.")
         warn_of_units(graph, word)
         return ModelArgument(graph=graph)
-    if not look_into and precision == "fp32" and (in_zoo := find_zoo_graph(word)):
+    if not look_into and precision == "fp32" and not shares and (in_zoo := find_zoo_graph(word)):
         assert in_zoo.graph.origin is not None
         graph = replace(in_zoo.graph, origin=replace(in_zoo.graph.origin, precision=precision))
         return ModelArgument(graph=graph, backward=in_zoo.backward)
@@ -87,4 +89,9 @@ def read_model_argument(
             graph=model.graph,
             fused_attention=fused_attention,
         )
-    return ModelArgument(graph=captured.graph, module=model.module, captured=captured)
+        graph = captured.graph
+        if shares:
+            from graphpipe.model.shards.with_shards import with_shards
+
+            graph = with_shards(graph, model.module)
+    return ModelArgument(graph=graph, module=model.module, captured=captured)

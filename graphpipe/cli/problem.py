@@ -12,8 +12,12 @@ from graphpipe.planners.problem.partition import Problem
 from graphpipe.planning.problem import check_batch_size
 
 
-def read_problem(args: argparse.Namespace) -> tuple[Problem, ModelArgument]:
+def read_problem(args: argparse.Namespace, *, shares: bool = False) -> tuple[Problem, ModelArgument]:
     """Return the planner's problem, and the model of its graph.
+
+    Args:
+        args: of the command line.
+        shares: whether devices may share a replica, so that the graph says how. They may also if `--tensor` is not 1.
 
     Raises:
         InvalidInput: an argument cannot be used.
@@ -22,7 +26,8 @@ def read_problem(args: argparse.Namespace) -> tuple[Problem, ModelArgument]:
     cluster = Cluster.resolve(args.cluster)
     costs = CostTable.load(args.costs) if args.costs else None
     cache, fused = cache_folder() if args.cache else None, not cluster.on_processors
-    model = read_model_argument(args.model, cache, args.look_into, args.precision, fused_attention=fused)
+    shares = shares or getattr(args, "tensor", 1) != 1
+    model = read_model_argument(args.model, cache, args.look_into, args.precision, fused_attention=fused, shares=shares)
     graph = model.graph
     if costs:
         warn_of_units(CostModel(graph, costs, cluster), args.costs)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from graphpipe.cluster.cluster import Cluster
 from graphpipe.cluster.device import slowest_seconds
+from graphpipe.cluster.ring import Ring
 from graphpipe.costs.activation_bytes import ActivationBytes
 from graphpipe.costs.cost_table import CostTable
 from graphpipe.costs.op_bytes import OpBytes, State
@@ -299,31 +300,22 @@ class CostModel:
         """Return the least seconds that `count` bytes take from any of the sources to any of the targets."""
         return min([link.seconds(count) if link else 0.0 for link in self.cluster.links(sources, targets)])
 
-    def all_reduce_seconds(self, count: float, devices: tuple[int, ...]) -> float:
-        """Return the seconds of a ring all-reduce of `count` bytes over `devices`.
+    def ring(self, devices: tuple[int, ...]) -> Ring:
+        """Return the ring over `devices`, in their order, which sums and gathers values."""
+        return Ring(self.cluster.slowest_link(devices), len(devices))
 
-        2(d-1) steps of count/d bytes each, paced by the slowest link of the ring.
-        """
-        return 2 * self.all_gather_seconds(count, devices)
+    def all_reduce_seconds(self, count: float, devices: tuple[int, ...]) -> float:
+        """Return the seconds of a ring all-reduce of `count` bytes over `devices`."""
+        return self.ring(devices).reduce_seconds(count)
 
     def all_gather_seconds(self, count: float, devices: tuple[int, ...]) -> float:
-        """Return the seconds of a ring all-gather, or reduce-scatter, of `count` bytes over `devices`.
-
-        It is half of a ring all-reduce.
-        """
-        link = self.cluster.slowest_link(devices)
-        degree = len(devices)
-        return (degree - 1) * link.seconds(count / degree) if link and count else 0.0
+        """Return the seconds of a ring all-gather, or reduce-scatter, of `count` bytes over `devices`."""
+        return self.ring(devices).gather_seconds(count)
 
     def all_reduce_work_seconds(self, count: float, devices: tuple[int, ...]) -> float:
         """Return the seconds of work that the messages of a ring all-reduce of `count` bytes cost each device."""
-        return 2 * self.all_gather_work_seconds(count, devices)
+        return self.ring(devices).reduce_work_seconds(count)
 
     def all_gather_work_seconds(self, count: float, devices: tuple[int, ...]) -> float:
-        """Return the seconds of work that the messages of a ring all-gather of `count` bytes cost each device.
-
-        In each of its d-1 steps, a device sends one message of count/d bytes and receives one.
-        """
-        link = self.cluster.slowest_link(devices)
-        degree = len(devices)
-        return 2 * (degree - 1) * link.work_seconds(count / degree) if link and count else 0.0
+        """Return the seconds of work that the messages of a ring all-gather of `count` bytes cost each device."""
+        return self.ring(devices).gather_work_seconds(count)

@@ -38,13 +38,14 @@ def write_cornstarch(plan: Plan) -> Exported:
     notes = notes_of(plan, one_f_one_b.NAME)
     lines = [f"# {note}" for note in notes]
     lines += [
-        f"# For {len(plan.used_devices)} ranks, which is {first.degree} times the pipeline's.",
+        f"# For {len(plan.used_devices)} ranks, which is {len(first.groups[0])} times the pipeline's.",
         _HEAD.rstrip("\n"),
     ]
     lines += ["    def plugin(name, modules_per_stage):"]
     lines += ["        model_name = PipelineTemplate.get_model_name(models[name])"]
     lines += ["        template = PipelineTemplate(model_name=model_name, modules_per_stage=modules_per_stage)"]
-    lines += ["        return ModalParallelPlugin(tp_size=1, sp_size=1, pipeline_template=template)", ""]
+    sizes = f"tp_size={first.tensor}, sp_size=1"
+    lines += [f"        return ModalParallelPlugin({sizes}, pipeline_template=template)", ""]
     lines += ["    return MultimodalParallelPlugin(", "        encoder_plugins={"]
     for branch in branches[:-1]:
         lines += [f'            "{branch.name}": plugin("{branch.name}", {_modules(branch)}),']
@@ -64,6 +65,7 @@ def _check_alike(branches: tuple[Branch, ...]) -> None:
     last = branches[-1]
     for branch in branches:
         for field, here, there in (
+            ("tensor-parallel degree", branch.chain.tensor, last.chain.tensor),
             ("data-parallel degree", branch.chain.degree, last.chain.degree),
             ("micro-batch", branch.chain.micro_batch, last.chain.micro_batch),
         ):

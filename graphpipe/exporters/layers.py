@@ -42,8 +42,9 @@ def _stage(plan: Plan, number: int, device: int) -> dict[str, Any]:
         "operators": list(stage.ops),
         "parameters": sorted({name for op in stage.ops for name in plan.graph[op].parameters}),
         "micro_batch": stage.micro_batch,
-        "replica": stage.devices.index(device),
+        "replica": stage.replica_of(device),
         "replicas": stage.degree,
+        **({} if stage.tensor == 1 else {"rank": stage.devices.index(device) % stage.tensor, "ranks": stage.tensor}),
         "feeds": [plan.stages[other].name for other in plan.successors[number]],
     }
 

@@ -39,14 +39,15 @@ def write_megatron(plan: Plan) -> Exported:
     lines = [
         *(f"# {note}" for note in notes),
         "GRAPHPIPE_ARGS=(",
-        "    --tensor-model-parallel-size 1",
+        f"    --tensor-model-parallel-size {chain.tensor}",
         f"    --pipeline-model-parallel-size {len(chain.groups)}",
         f'    --pipeline-model-parallel-layout "{layout(parts, names)}"',
         f"    --num-layers {len(layers)}",
         f"    --micro-batch-size {chain.micro_batch // chain.degree}",
         f"    --global-batch-size {plan.batch_size}",
         ")",
-        f"# For {len(plan.used_devices)} ranks: each pipeline rank has {chain.degree} of them, one after the other.",
+        f"# For {len(plan.used_devices)} ranks: each pipeline rank has {len(chain.groups[0])} of them, one after the "
+        "other.",
     ]
     return Exported(text="\n".join([*lines, ""]), notes=notes)
 

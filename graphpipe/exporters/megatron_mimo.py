@@ -26,7 +26,7 @@ def write_megatron_mimo(plan: Plan) -> Exported:
     branches = sorted(branches_of(plan), key=lambda branch: branch.chain.groups[0])
     check_one_stage_each(branches, "MIMO")
     _check_degrees(branches)
-    counts = [len(branch.chain.groups) * branch.chain.degree for branch in branches]
+    counts = [len(branch.chain.groups) * len(branch.chain.groups[0]) for branch in branches]
     notes = (*notes_of(plan, one_f_one_b.NAME), *_uneven(branches))
     lines = [
         *(f"# {note}" for note in notes),
@@ -42,7 +42,7 @@ def write_megatron_mimo(plan: Plan) -> Exported:
         lines += [f"        # {stage}" for stage in _stages(plan, branch)]
         lines += [
             f'        "{branch.name}": ModuleParallelismConfig(',
-            "            tensor_model_parallel_size=1,",
+            f"            tensor_model_parallel_size={branch.chain.tensor},",
             f"            pipeline_model_parallel_size={len(branch.chain.groups)},",
             f"            data_parallel_size={branch.chain.degree},",
             f"            rank_offset={offset},",

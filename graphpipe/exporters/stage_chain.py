@@ -32,11 +32,13 @@ class StageChain:
     placement: Literal["looped", "V"]
     micro_batch: int
     """Samples of a micro-batch over all replicas, in every stage."""
+    tensor: int = 1
+    """The tensor-parallel degree of every stage. The devices of a replica follow each other in its group."""
 
     @property
     def degree(self) -> int:
         """The data-parallel degree of every stage."""
-        return len(self.groups[0])
+        return len(self.groups[0]) // self.tensor
 
     @property
     def rounds(self) -> int:
@@ -67,8 +69,13 @@ def chain_of(plan: Plan, stages: Sequence[int] | None = None) -> StageChain:
     hosts = [groups.index(plan.stages[stage].devices) for stage in chosen]
     for placement in ("looped", "V"):
         if len(chosen) % len(groups) == 0 and hosts == _order(len(groups), len(chosen), placement):
+            first = plan.stages[chosen[0]]
             return StageChain(
-                stages=chosen, groups=groups, placement=placement, micro_batch=plan.stages[chosen[0]].micro_batch
+                stages=chosen,
+                groups=groups,
+                placement=placement,
+                micro_batch=first.micro_batch,
+                tensor=first.tensor,
             )
     raise InvalidInput(
         f"the stages visit the {len(groups)} groups of devices in the order {hosts}, and other tools know only "
@@ -121,6 +128,7 @@ def _check_alike(plan: Plan, chosen: tuple[int, ...]) -> None:
     first = plan.stages[chosen[0]]
     for stage in (plan.stages[place] for place in chosen[1:]):
         for field, here, there in (
+            ("tensor-parallel degree", first.tensor, stage.tensor),
             ("data-parallel degree", first.degree, stage.degree),
             ("micro-batch", first.micro_batch, stage.micro_batch),
         ):

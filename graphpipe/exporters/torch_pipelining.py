@@ -4,6 +4,7 @@ References:
     docs.pytorch.org, torch.distributed.pipelining, torch 2.13.
 """
 
+from graphpipe.errors import InvalidInput
 from graphpipe.exporters.exporter import Exported, Exporter
 from graphpipe.exporters.notes import check_synchronous, notes_of
 from graphpipe.exporters.stage_chain import chain_of
@@ -68,6 +69,9 @@ def write_torch_pipelining(plan: Plan) -> Exported:
     """
     check_synchronous(plan)
     chain = chain_of(plan)
+    if chain.tensor > 1:
+        what = f"{chain.tensor} devices share each replica, and torch's pipelines do not share out modules"
+        raise InvalidInput(what, where="plan, tensor", remedy="Use `--format torchtitan`, or plan with `--tensor 1`.")
     check_parameters(plan)
     name, written = torch_schedule(plan, chain)
     notes = notes_of(plan, written)

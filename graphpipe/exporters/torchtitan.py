@@ -34,6 +34,7 @@ def write_torchtitan(plan: Plan) -> Exported:
         "",
         "[parallelism]",
         f"pipeline_parallel_degree = {len(chain.groups)}",
+        *([f"tensor_parallel_degree = {chain.tensor}"] if chain.tensor > 1 else []),
         f"data_parallel_replicate_degree = {chain.degree}",
         "data_parallel_shard_degree = 1",
         f'pipeline_parallel_schedule = "{name}"',

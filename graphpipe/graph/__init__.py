@@ -2,6 +2,7 @@
 
 from graphpipe.graph.import_pipedream import read_pipedream
 from graphpipe.graph.import_piper import read_piper
+from graphpipe.graph.op_shards import OpShards, ShardStyle, SubmoduleShards
 from graphpipe.graph.op_split import OpSplit, SplitBranch
 from graphpipe.graph.operator import (
     PRECISIONS,
@@ -38,6 +39,7 @@ __all__ = [
     "Measured",
     "Mixing",
     "Op",
+    "OpShards",
     "OpSplit",
     "Origin",
     "Parallel",
@@ -45,8 +47,10 @@ __all__ = [
     "Precision",
     "Read",
     "Series",
+    "ShardStyle",
     "Shared",
     "SplitBranch",
+    "SubmoduleShards",
     "Work",
     "decompose",
     "find_split",

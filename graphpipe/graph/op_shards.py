@@ -5,12 +5,15 @@ from typing import Literal
 
 from pydantic import ConfigDict
 
-ShardStyle = Literal["column", "row", "vocabulary-rows", "vocabulary-columns", "heads"]
+ShardStyle = Literal["column", "row", "vocabulary-rows", "vocabulary-columns", "heads", "experts", "copied"]
 """What each rank holds of a submodule.
 
 `column`: a part of the outputs of a linear layer, and of its bias. `row`: a part of its inputs; results are summed.
 `vocabulary-rows`: a part of the rows of an embedding; results are summed. `vocabulary-columns`: a part of the logits of
-a head, which are then gathered. `heads`: an attention module of which each rank computes some heads.
+a head, which are then gathered. `heads`: an attention module of which each rank computes some heads; where its linear
+layers are submodules, they are listed beside it. `experts`: a mixture of which each rank computes a part of every
+expert; results are summed. `copied`: whole on each rank, but it sees only what its rank shares, so gradients are
+summed.
 """
 
 
@@ -23,6 +26,8 @@ class SubmoduleShards:
     submodule: str
     """Its fully qualified name, as in the user's module."""
     style: ShardStyle
+    parts: int = 1
+    """Of how many parts, one after the other, each rank has its share: 3 for queries, keys and values in one layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

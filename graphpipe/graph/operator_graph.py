@@ -14,7 +14,7 @@ from graphpipe.files.json_body import digest, from_body, to_body
 from graphpipe.files.json_document import read_document, write_document
 from graphpipe.graph.operator import Edge, Input, InputLayout, Op, Origin, Read, Shared
 
-_FOLLOWS = {"ops": ("splits", "without_gradient", "mixes"), "edges": ("values",)}
+_FOLLOWS = {"ops": ("splits", "without_gradient", "mixes", "shards"), "edges": ("values",)}
 """What fingerprints leave out."""
 
 

@@ -99,7 +99,7 @@ GRAPHPIPE = Planner(
     plan=plan_graphpipe,
     pipeline="graph",
     infers=True,
-    honours=frozenset({"micro_batch", "mixed_micro_batches", "objective", "stages_per_device", "offload_to"}),
+    honours=frozenset({"micro_batch", "mixed_micro_batches", "objective", "stages_per_device", "offload_to", "tensor"}),
     recomputes=True,
     default_schedule="auto",
 )

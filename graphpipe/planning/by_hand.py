@@ -14,6 +14,7 @@ from graphpipe.errors import InvalidInput, nearest
 from graphpipe.files.json_body import from_body
 from graphpipe.files.json_document import read_document
 from graphpipe.graph import Graph
+from graphpipe.planners.problem.fitted_layouts import fitted_layouts
 from graphpipe.planners.problem.partition import Part, Problem, assemble
 from graphpipe.plans.device_memory import stage_memory
 from graphpipe.plans.plan import Plan
@@ -32,6 +33,7 @@ class HandStage:
     ops: tuple[str, ...]
     """Operator names; `*` matches anything, as in `image.*`."""
     devices: tuple[int, ...]
+    """Positions in the cluster's devices, replica by replica."""
     micro_batch: int
     name: str = ""
     in_flight: int | None = None
@@ -48,6 +50,8 @@ class HandStage:
     """`whole`: the backward is never split, whatever the schedule."""
     state: State = "whole"
     """What the replicas shard: `whole`, `optimizer` (ZeRO-1) or `all` (FSDP2)."""
+    tensor: int = 1
+    """How many of the devices, one after the other, share each replica (tensor parallelism)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +84,13 @@ def plan_by_hand(problem: Problem, hand: HandPlan) -> Plan:
     _check_cover(problem.graph, chosen)
     chosen = _in_order(problem.graph, chosen)
     parts = [
-        Part(ops, max(1, len(stage.devices)), stage.micro_batch, stage.burst, _recomputed(stage, ops))
+        Part(
+            ops,
+            max(1, len(stage.devices) // max(1, stage.tensor)),
+            stage.micro_batch,
+            stage.burst,
+            _recomputed(stage, ops),
+        )
         for stage, ops in chosen
     ]
     _check_sizes(problem, chosen)
@@ -88,7 +98,8 @@ def plan_by_hand(problem: Problem, hand: HandPlan) -> Plan:
     drawn = assemble(problem, parts, planner="hand", schedule=hand.schedule, devices=devices)
     pairs = zip(drawn.stages, chosen, strict=True)
     stages = tuple(_written(drafted, stage, ops) for drafted, (stage, ops) in pairs)
-    plan = replace(drawn, stages=stages)
+    ranks = {op: max(1, stage.tensor) for stage in stages for op in stage.ops}
+    plan = replace(drawn, stages=stages, graph=fitted_layouts(problem.graph, ranks))
     verify(plan)
     _warn_of_no_use(plan)
     return plan
@@ -118,6 +129,7 @@ def _written(drafted: Stage, stage: HandStage, ops: tuple[str, ...]) -> Stage:
         offload_to=stage.offload_to,
         backward=stage.backward,
         state=stage.state,
+        tensor=stage.tensor,
     )
 
 

@@ -15,6 +15,7 @@ from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import find_planner
 from graphpipe.planning.beside_stages import plan_beside_stages
 from graphpipe.planning.best_candidate import BestCandidate
+from graphpipe.planning.choose_ranks import plan_with_ranks
 from graphpipe.planning.choose_schedule import AS_PLANNED, AUTO, scheduled
 from graphpipe.planning.choose_splits import plan_with_splits
 from graphpipe.planning.honoured import check_asked
@@ -113,7 +114,7 @@ def _training_plan(problem: Problem, settings: PlanSettings) -> Plan:
     options, schedule = _options(problem.cluster, settings, seconds)
     keeps = schedule == AS_PLANNED or settings.mixed_micro_batches
 
-    def find(problem: Problem, options: Options = options) -> Plan:
+    def found(problem: Problem, options: Options) -> Plan:
         best = find_planner(settings.planner).plan(problem, options)
         best = best if keeps else scheduled(best, schedule, seconds)
         if schedule != AUTO or keeps or len(problem.graph.ops) * len(problem.cluster.devices) > _SMALL:
@@ -122,6 +123,9 @@ def _training_plan(problem: Problem, settings: PlanSettings) -> Plan:
         in_order, _ = _options(problem.cluster, replace(settings, schedule=AS_PLANNED), seconds)
         in_order = replace(in_order, stages_per_device=options.stages_per_device)
         return min(best, find_planner(settings.planner).plan(problem, in_order), key=seconds)
+
+    def find(problem: Problem, options: Options = options) -> Plan:
+        return plan_with_ranks(problem, settings.tensor, lambda grouped: found(grouped, options), seconds)
 
     if settings.split != AUTO_SPLIT:
         return plan_with_splits(problem, settings.split_choice, find, seconds)

@@ -15,6 +15,8 @@ from graphpipe.plans.stage import Predictor, WeightPolicy, check_policy_names
 SplitChoice = Literal["none", "auto"] | Sequence[str]
 """`none`, `auto`, or the names of operators."""
 NO_SPLIT, AUTO_SPLIT = "none", "auto"
+TensorChoice = int | Literal["auto"]
+"""How many devices share a replica; `auto`: what shortens the step, stage by stage."""
 
 
 def _planners() -> Iterable[str]:
@@ -88,6 +90,12 @@ class PlanSettings:
     stages_per_device: int | None = field(default=None, metadata={"metavar": "N"})
     """The most stages that a device may host. With 1, every stage has devices of its own, as in plans of the
     baselines. The default is 4, or 1 if devices share cores."""
+    tensor: TensorChoice = field(default=1, metadata={"metavar": "T"})
+    """How many devices of a node share each replica of a stage (tensor parallelism): a number for all stages, or `auto`
+    for what shortens the step or fits, stage by stage.
+
+    The default is 1: a device computes a replica alone. With another number, only operators with a layout are shared
+    out (docs/tensor.md)."""
     offload_to: OffloadTo = "host"
     """Where stages short of memory may offload activations: `host`, the memory of their node, or `neighbours`, also
     other devices with memory to spare."""
@@ -95,6 +103,7 @@ class PlanSettings:
     def __post_init__(self) -> None:
         _at_least_one("micro_batch", self.micro_batch)
         _at_least_one("stages_per_device", self.stages_per_device)
+        _check_tensor(self.tensor)
         if self.offload_to not in get_args(OffloadTo):
             raise InvalidInput(f"is '{self.offload_to}', must be 'host' or 'neighbours'", where="offload_to")
         check_weights(self.weights, self.predictor)
@@ -185,6 +194,13 @@ def _check_objective(objective: str | None, *, inference: bool) -> None:
         of = f"Of {'inference' if inference else 'training'} it is {' or '.join(known)}."
         remedy = of if objective in others else nearest(str(objective), [*known])
         raise InvalidInput(f"unknown objective '{objective}'", where="objective", remedy=remedy)
+
+
+def _check_tensor(choice: object) -> None:
+    if isinstance(choice, int):
+        _at_least_one("tensor", choice)
+    elif choice != "auto":
+        raise InvalidInput(f"is '{choice}', must be a number or 'auto'", where="tensor")
 
 
 def _at_least_one(name: str, number: int | None) -> None:

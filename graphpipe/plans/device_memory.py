@@ -3,21 +3,28 @@
 from dataclasses import dataclass, replace
 
 from graphpipe.costs import CostModel, StageMemory
+from graphpipe.costs.ranks.rank_costs import rank_costs
 from graphpipe.plans.plan import Plan
-from graphpipe.plans.sharding import common_samples
+from graphpipe.plans.sharding import common_samples, sender
 from graphpipe.plans.stage import Stage
 
 
 def stage_memory(model: CostModel, stage: Stage) -> StageMemory[float]:
-    """Return the memory of one stage on each of its devices, with all versions of its weights."""
+    """Return the memory of one stage on each of its devices, with all versions of its weights.
+
+    Args:
+        model: the costs of whole operators. If several devices share a replica, each has the bytes of one rank.
+        stage: of the plan.
+    """
     samples = stage.micro_batch / stage.degree
+    model = model if stage.tensor == 1 else rank_costs(model, stage.replicas)
     memory = model.stage_memory(stage.ops, samples, stage.recompute, stage.state, stage.degree, stage.offload)
     return memory if stage.versions == 1 else replace(memory, state=memory.state + versions_bytes(model, stage))
 
 
 def versions_bytes(model: CostModel, stage: Stage) -> float:
     """Return the bytes of the versions of a stage's weights on each device, besides the newest. Frozen weights have
-    only one."""
+    only one. No devices share a replica of such a stage."""
     return (stage.versions - 1) * model.parameter_bytes.gradients(stage.ops)
 
 
@@ -42,9 +49,11 @@ def beside_stages(plan: Plan) -> dict[int, BesideStages]:
 
     There is a workspace for every stage on the device. There are two communicators for each peer with which it
     exchanges messages, one for each sum of gradients that it takes part in, and one of all devices.
+    If several devices share a replica, they have one more.
     """
     needed, peers = needed_bytes(plan), _peers(plan)
-    sums = [stage.devices for stage in plan.stages] + [tied.devices for tied in plan.tied_gradients]
+    sums = [group for stage in plan.stages for group in (*stage.peers, *(stage.replicas if stage.tensor > 1 else ()))]
+    sums += [ring for tied in plan.tied_gradients for ring in tied.rings]
     held: dict[int, BesideStages] = {}
     for device in plan.used_devices:
         kind = plan.cluster.type_of(device)
@@ -60,14 +69,15 @@ def beside_stages(plan: Plan) -> dict[int, BesideStages]:
 
 def _peers(plan: Plan) -> dict[int, set[int]]:
     """Return the devices with which each device exchanges messages."""
-    pairs = {
-        (source.devices[replica], target.devices[other])
-        for edge in plan.edges
-        for source, target in [(plan.stages[edge.source], plan.stages[edge.target])]
-        for replica, other, _ in common_samples(
-            plan.batch_size, source.micro_batch, source.degree, target.micro_batch, target.degree
-        ).pairs
-    }
+    pairs: set[tuple[int, int]] = set()
+    for position, edge in enumerate(plan.edges):
+        source, target = plan.stages[edge.source], plan.stages[edge.target]
+        sizes = source.micro_batch, source.degree, target.micro_batch, target.degree
+        for replica, other, _ in common_samples(plan.batch_size, *sizes).pairs:
+            here, there = source.replicas[replica], target.replicas[other]
+            pairs |= {(sender(here, device, rank), device) for rank, device in enumerate(there)}
+            if position in plan.gradient_edges:
+                pairs |= {(sender(there, device, rank), device) for rank, device in enumerate(here)}
     pairs |= {pair for stage in plan.stages for pair in zip(stage.devices, stage.offload_to, strict=False)}
     peers: dict[int, set[int]] = {device: set() for device in plan.used_devices}
     for one, other in pairs:

@@ -35,7 +35,7 @@ def update_seconds(plan: Plan, stage: int) -> float:
 
     if plan.graph.shared:  # Tied gradients depend on the other stages.
         return seconds()
-    return plan.cost_model.op_bytes.once(("update", here.ops, here.devices, here.state), seconds)
+    return plan.cost_model.op_bytes.once(("update", here.ops, here.devices, here.state, here.tensor), seconds)
 
 
 def offload_seconds(plan: Plan, stage: Stage) -> float:
@@ -132,7 +132,7 @@ def task_bounds(plan: Plan, number: int) -> TaskBounds:
             both_without_weights=max(task.forward + task.input_gradient for task in tasks),
         )
 
-    key = ("tasks", stage.ops, stage.devices, stage.micro_batch, stage.recompute, stage.state)
+    key = ("tasks", stage.ops, stage.devices, stage.micro_batch, stage.recompute, stage.state, stage.tensor)
     return plan.cost_model.op_bytes.once(key, bounds)
 
 
@@ -220,7 +220,7 @@ def period_seconds(plan: Plan) -> float:
     ports: dict[tuple[int, str, bool], float] = {}
     for number, stage in enumerate(plan.stages):
         for device in stage.devices:
-            seconds = plan.cost_model.task_seconds(stage.ops, device, stage.micro_batch / stage.degree).forward
+            seconds = plan.costs_of(number).task_seconds(stage.ops, device, stage.micro_batch / stage.degree).forward
             devices[device] += plan.micro_batches(number) * seconds
     for position, edge in enumerate(plan.edges):
         source, target = plan.stages[edge.source], plan.stages[edge.target]

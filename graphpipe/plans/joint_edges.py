@@ -1,10 +1,10 @@
-"""Stage edges that bring the same value to the same devices, where it is sent once.
+"""What stage edges carry: values that come along several edges to the same devices, and values without a gradient.
 
 stage 0 on device 0 --v--> stage 1 on device 1        The edge 0 -> 3 reads v from what came along 0 -> 1. The
                     --v--> stage 3 on device 1        gradient of v is summed on device 1, and goes back once.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from graphpipe.graph import Graph
@@ -98,3 +98,31 @@ def _reached(edges: Sequence[StageEdge], gradient_edges: Collection[int]) -> dic
         edge = edges[number]
         reached.setdefault(edge.source, set()).update({edge.target}, reached.get(edge.target, ()))
     return reached
+
+
+def one_way_pairs(graph: Graph, groups: Sequence[Iterable[str]]) -> frozenset[tuple[int, int]]:
+    """Return the pairs of operator groups, by position, between which only values pass, not gradients."""
+    if not graph.one_way:
+        return frozenset()
+    group_of = {name: position for position, names in enumerate(groups) for name in names}
+    pairs = [(group_of[read.source], group_of[read.target], read.value) for read in graph.reads]
+    returned = {(source, target) for source, target, value in pairs if value not in graph.one_way}
+    return frozenset((source, target) for source, target, _ in pairs) - returned
+
+
+def one_way_bytes(graph: Graph, stages: Sequence[Stage], edges: Sequence[StageEdge]) -> list[float]:
+    """Return, by edge, the bytes per sample of the values that it carries and that get no gradient."""
+    if not graph.one_way:
+        return [0.0] * len(edges)
+    stage_of = {name: number for number, stage in enumerate(stages) for name in stage.ops}
+    carried: dict[tuple[int, int], dict[tuple[str, str], float]] = {}
+    for source, target, value, count in graph.reads:
+        between = carried.setdefault((stage_of[source], stage_of[target]), {})
+        between[value] = max(between.get(value, 0.0), count)
+    return [_one_way(graph, carried.get((edge.source, edge.target), {}), edge.bytes_per_sample) for edge in edges]
+
+
+def _one_way(graph: Graph, carried: dict[tuple[str, str], float], count: float) -> float:
+    # The edges of a rehearsal may carry less than those of its graph.
+    scale = count / (sum(carried.values()) or 1.0)
+    return sum(count * scale for value, count in carried.items() if value in graph.one_way)

@@ -1,5 +1,6 @@
 """The plan: a directed acyclic graph of stages on devices, complete enough to simulate and to run."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -9,15 +10,16 @@ from pydantic import ConfigDict
 
 from graphpipe.cluster import Cluster
 from graphpipe.cluster.default_fields import without_default_fields
+from graphpipe.cluster.ring import Ring
 from graphpipe.costs import CostModel, CostTable, TaskSeconds
+from graphpipe.costs.ranks.rank_costs import rank_costs
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.files.json_body import digest, from_body, to_body
 from graphpipe.files.json_document import read_document, write_document
 from graphpipe.graph import Graph
 from graphpipe.graph.operator_graph import fingerprinted
-from graphpipe.plans.joint_edges import NONE, JointEdges, joint_edges, whole_values
+from graphpipe.plans.joint_edges import NONE, JointEdges, joint_edges, one_way_bytes, one_way_pairs, whole_values
 from graphpipe.plans.older_plans import with_current_fields, with_version_1_fields
-from graphpipe.plans.one_way_pairs import one_way_bytes, one_way_pairs
 from graphpipe.plans.prediction import Prediction
 from graphpipe.plans.stage import Predictor, Stage, StageEdge, WeightPolicy
 from graphpipe.plans.tied_gradients import TiedGradients, tied_gradients_of
@@ -56,24 +58,29 @@ class Plan:
 
     @cached_property
     def cost_model(self) -> CostModel:
-        """The look-up of every cost of this plan."""
+        """The look-up of every cost of whole operators, and of messages."""
         return CostModel.of(self.graph, self.costs, self.cluster, trains=self.trains)
+
+    def costs_of(self, stage: int) -> CostModel:
+        """Return the costs of a stage on each of its devices, which may share its replicas."""
+        here = self.stages[stage]
+        return self.cost_model if here.tensor == 1 else rank_costs(self.cost_model, here.replicas)
 
     @cached_property
     def predecessors(self) -> tuple[tuple[int, ...], ...]:
         """Positions of the stages each stage receives from, ascending."""
-        return tuple(
-            tuple(sorted(edge.source for edge in self.edges if edge.target == stage))
-            for stage in range(len(self.stages))
-        )
+        return self._sorted((edge.target, edge.source) for edge in self.edges)
 
     @cached_property
     def successors(self) -> tuple[tuple[int, ...], ...]:
         """Positions of the stages each stage sends to, ascending."""
-        return tuple(
-            tuple(sorted(edge.target for edge in self.edges if edge.source == stage))
-            for stage in range(len(self.stages))
-        )
+        return self._sorted((edge.source, edge.target) for edge in self.edges)
+
+    def _sorted(self, pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
+        others: list[list[int]] = [[] for _ in self.stages]
+        for stage, other in pairs:
+            others[stage].append(other)
+        return tuple(tuple(sorted(some)) for some in others)
 
     @cached_property
     def gradient_edges(self) -> frozenset[int]:
@@ -119,25 +126,19 @@ class Plan:
     @cached_property
     def gradient_sources(self) -> tuple[tuple[int, ...], ...]:
         """Positions of the stages that send gradients to each stage, ascending: its successors, if it trains."""
-        back = [self.edges[position] for position in self.gradient_edges]
-        return tuple(
-            tuple(sorted(edge.target for edge in back if edge.source == stage)) for stage in range(len(self.stages))
-        )
+        return self._sorted((self.edges[at].source, self.edges[at].target) for at in self.gradient_edges)
 
     @cached_property
     def gradient_targets(self) -> tuple[tuple[int, ...], ...]:
         """Positions of the stages that each stage sends gradients to, ascending: its predecessors, if they train."""
-        back = [self.edges[position] for position in self.gradient_edges]
-        return tuple(
-            tuple(sorted(edge.source for edge in back if edge.target == stage)) for stage in range(len(self.stages))
-        )
+        return self._sorted((self.edges[at].target, self.edges[at].source) for at in self.gradient_edges)
 
     @cached_property
     def tied_gradients(self) -> tuple[TiedGradients, ...]:
         """The gradients of parameters that several stages share."""
         if not self.trains:
             return ()
-        return tied_gradients_of(self.graph, [(stage.ops, stage.devices) for stage in self.stages])
+        return tied_gradients_of(self.graph, self.stages)
 
     def tied_parameters(self, stage: int) -> frozenset[str]:
         """Return the names of the parameters that a stage shares with other stages."""
@@ -155,7 +156,8 @@ class Plan:
             loads: as for `CostModel.task_seconds`.
         """
         here = self.stages[stage]
-        seconds = self.cost_model.task_seconds(here.ops, device, here.micro_batch / here.degree, here.recompute, loads)
+        costs, samples = self.costs_of(stage), here.micro_batch / here.degree
+        seconds = costs.task_seconds(here.ops, device, samples, here.recompute, loads)
         if here.state != "layers" or here.degree == 1:
             return seconds
         gather, reduce = self._exchange_seconds(stage)
@@ -175,50 +177,53 @@ class Plan:
 
     def _exchange_seconds(self, stage: int) -> tuple[float, float]:
         """Return the seconds in which replicas gather the weights of all layers, and sum their gradients."""
-        here, model = self.stages[stage], self.cost_model
-        weights = model.parameter_bytes.weights(here.ops) - model.parameter_bytes.tied(here.ops)
+        here, held, ring = self.stages[stage], self.costs_of(stage).parameter_bytes, self._ring(stage)
+        weights = held.weights(here.ops) - held.tied(here.ops)
         gather, reduce = (
-            model.all_gather_seconds(count, here.devices) + model.all_gather_work_seconds(count, here.devices)
+            ring.gather_seconds(count) + ring.gather_work_seconds(count)
             for count in (weights, self.reduced_bytes(stage))
         )
         return gather, reduce
 
+    def _ring(self, stage: int) -> Ring:
+        """Return the slowest of the rings of replicas: devices of equal rank sum and gather the same parts."""
+        here = self.stages[stage]
+        if here.tensor == 1:
+            return self.cost_model.ring(here.devices)
+        return max(map(self.cost_model.ring, here.peers), key=lambda ring: ring.reduce_seconds(1.0))
+
     def reduced_bytes(self, stage: int) -> float:
         """Return the bytes of gradients that the replicas of a stage sum: all except those of tied parameters."""
-        return self.cost_model.parameter_bytes.gradients(self.stages[stage].ops, self.tied_parameters(stage))
+        return self.costs_of(stage).parameter_bytes.gradients(self.stages[stage].ops, self.tied_parameters(stage))
 
     def reduce_seconds(self, stage: int) -> float:
         """Return the seconds in which the replicas of a stage sum their gradients: an all-reduce.
 
         If they shard the gradients too, it is a reduce-scatter. If layers do so in every backward, nothing is left.
         """
-        here, count = self.stages[stage], self._reduced_at_end(stage)
-        if here.state == "all":
-            return self.cost_model.all_gather_seconds(count, here.devices)
-        return self.cost_model.all_reduce_seconds(count, here.devices)
+        ring, count = self._ring(stage), self._reduced_at_end(stage)
+        return ring.gather_seconds(count) if self.stages[stage].state == "all" else ring.reduce_seconds(count)
 
     def reduce_work_seconds(self, stage: int) -> float:
         """Return the seconds of work that the messages of this sum cost each replica, if devices handle messages."""
-        here, count = self.stages[stage], self._reduced_at_end(stage)
-        if here.state == "all":
-            return self.cost_model.all_gather_work_seconds(count, here.devices)
-        return self.cost_model.all_reduce_work_seconds(count, here.devices)
+        ring, count = self._ring(stage), self._reduced_at_end(stage)
+        return ring.gather_work_seconds(count) if self.stages[stage].state == "all" else ring.reduce_work_seconds(count)
 
     def gather_seconds(self, stage: int) -> float:
         """Return the seconds in which the replicas of a stage gather its weights before the first task, if they shard
         them."""
-        return self.cost_model.all_gather_seconds(self._gathered_bytes(stage), self.stages[stage].devices)
+        return self._ring(stage).gather_seconds(self._gathered_bytes(stage))
 
     def gather_work_seconds(self, stage: int) -> float:
         """Return the seconds of work that the messages of this gather cost each replica, if devices handle messages."""
-        return self.cost_model.all_gather_work_seconds(self._gathered_bytes(stage), self.stages[stage].devices)
+        return self._ring(stage).gather_work_seconds(self._gathered_bytes(stage))
 
     def _reduced_at_end(self, stage: int) -> float:
         here = self.stages[stage]
         return 0.0 if here.state == "layers" and here.degree > 1 else self.reduced_bytes(stage)
 
     def _gathered_bytes(self, stage: int) -> float:
-        here, held = self.stages[stage], self.cost_model.parameter_bytes
+        here, held = self.stages[stage], self.costs_of(stage).parameter_bytes
         return held.weights(here.ops) - held.tied(here.ops) if here.state == "all" else 0.0
 
     def optimizer_seconds(self, stage: int) -> float:
@@ -227,28 +232,24 @@ class Plan:
         If the replicas shard only the optimizer's state, each updates its share of the weights. An all-gather follows.
         """
         here = self.stages[stage]
-        seconds = self.cost_model.optimizer_seconds(here.ops, here.state, here.degree)
+        seconds = self.costs_of(stage).optimizer_seconds(here.ops, here.state, here.degree)
         if here.state != "optimizer":
             return seconds
-        count = self.reduced_bytes(stage)
-        work = self.cost_model.all_gather_work_seconds(count, here.devices)
-        return seconds + work + self.cost_model.all_gather_seconds(count, here.devices)
+        ring, count = self._ring(stage), self.reduced_bytes(stage)
+        return seconds + ring.gather_work_seconds(count) + ring.gather_seconds(count)
 
     def tied_gradients_seconds(self, tied: TiedGradients) -> float:
         """Return the seconds of the all-reduce over all devices that share these parameters."""
-        return self.cost_model.all_reduce_seconds(tied.bytes, tied.devices)
+        return max(self.cost_model.all_reduce_seconds(tied.bytes, ring) for ring in tied.rings)
 
     def tied_gradients_work_seconds(self, tied: TiedGradients) -> float:
         """Return the seconds of work that the messages of this sum cost each device, if devices handle messages."""
-        return self.cost_model.all_reduce_work_seconds(tied.bytes, tied.devices)
+        return max(self.cost_model.all_reduce_work_seconds(tied.bytes, ring) for ring in tied.rings)
 
-    @cached_property
+    @property
     def depth(self) -> int:
         """Number of stages on the longest path of the stage graph."""
-        longest = [1] * len(self.stages)
-        for stage, before in enumerate(self.predecessors):
-            longest[stage] = 1 + max((longest[other] for other in before), default=0)
-        return max(longest)
+        return 1 + max(self.stages_after)
 
     @cached_property
     def stages_after(self) -> tuple[int, ...]:
@@ -271,7 +272,12 @@ class Plan:
     @property
     def shares_devices(self) -> bool:
         """Whether a device hosts several stages."""
-        return sum(stage.degree for stage in self.stages) > len(self.used_devices)
+        return sum(len(stage.devices) for stage in self.stages) > len(self.used_devices)
+
+    @property
+    def shares_replicas(self) -> bool:
+        """Whether several devices share a replica of any stage."""
+        return any(stage.tensor > 1 for stage in self.stages)
 
     @property
     def shards_state(self) -> bool:

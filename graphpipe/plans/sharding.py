@@ -5,6 +5,7 @@ mini-batch of 8, micro_batch 4, degree 2        samples  0 1 | 2 3 | 4 5 | 6 7
                                                 micro-batch  0     |     1
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -38,6 +39,21 @@ class SampleRange:
     def rows_of(self, whole: "SampleRange") -> slice:
         """Return the rows of these samples in a tensor of the samples of a larger range."""
         return slice(self.start - whole.start, self.stop - whole.start)
+
+
+def sender(replica: Sequence[int], device: int, rank: int) -> int:
+    """Return the device from which a device takes the values of a replica of another stage.
+
+    Every device that shares a replica has all values. One that computes both replicas takes its own.
+
+        replica on 4 5, read on 0 1 2 3      0 <- 4    1 <- 5    2 <- 4    3 <- 5
+
+    Args:
+        replica: the devices that share the replica that has the values, by rank.
+        device: that takes them.
+        rank: of this device among those that share its own replica.
+    """
+    return device if device in replica else replica[rank % len(replica)]
 
 
 def count_micro_batches(batch_size: int, micro_batch: int) -> int:

@@ -88,6 +88,21 @@ class Stage:
         return len(self.devices) // self.tensor
 
     @property
+    def replicas(self) -> tuple[tuple[int, ...], ...]:
+        """The devices of each replica, by rank: one, or as many as share it."""
+        step = self.tensor
+        return tuple(self.devices[start : start + step] for start in range(0, len(self.devices), step))
+
+    @property
+    def peers(self) -> tuple[tuple[int, ...], ...]:
+        """The devices of each rank, replica by replica: they hold the same parts of the weights."""
+        return tuple(self.devices[rank :: self.tensor] for rank in range(self.tensor))
+
+    def replica_of(self, device: int) -> int:
+        """Return the replica that a device of the stage computes, alone or with others."""
+        return self.devices.index(device) // self.tensor
+
+    @property
     def keeping(self) -> "Stage":
         """The stage without any decision about memory: it keeps all that its operators save."""
         return replace(self, recompute="none", offload=(), offload_to=())
@@ -154,4 +169,9 @@ class PlanFields(Protocol):
     @property
     def trains(self) -> bool:
         """Whether the plan trains, or else is for inference."""
+        ...
+
+    @property
+    def planner(self) -> str:
+        """Who chose the stages."""
         ...

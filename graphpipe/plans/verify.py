@@ -13,6 +13,7 @@ from graphpipe.graph import Graph
 from graphpipe.graph.splits.verify_splits import check_splits
 from graphpipe.plans.stage import OTHER_BACKWARDS, PlanFields, WeightPolicy
 from graphpipe.plans.verify_memory import RELATIVE, check_memory, check_neighbours, submodule
+from graphpipe.plans.verify_ranks import check_ranks
 
 _FEW = 40
 """Names that an error may list."""
@@ -33,6 +34,7 @@ def verify(plan: PlanFields) -> None:
     _check_batches(plan)
     _check_weights(plan)
     _check_devices(plan)
+    check_ranks(plan)
     _check_convex(plan, stage_of)
     _check_edges(plan, stage_of)
     _check_tied(plan, stage_of)
@@ -82,10 +84,9 @@ def _check_batches(plan: PlanFields) -> None:
         where = f"stage '{stage.name}'"
         if stage.micro_batch < 1 or plan.batch_size % stage.micro_batch:
             raise InvalidInput(f"micro_batch {stage.micro_batch} does not divide batch {plan.batch_size}", where=where)
-        if stage.micro_batch % max(1, stage.degree):
-            raise InvalidInput(
-                f"micro_batch {stage.micro_batch} does not split over {stage.degree} devices", where=where
-            )
+        if stage.micro_batch % max(1, replicas := len(stage.devices) // max(1, stage.tensor)):
+            what = f"{replicas} {'devices' if stage.tensor == 1 else 'replicas'}"
+            raise InvalidInput(f"micro_batch {stage.micro_batch} does not split over {what}", where=where)
         if stage.burst < 1:
             raise InvalidInput(f"burst is {stage.burst}, must be at least 1", where=where)
         # With a double buffer, one micro-batch of the next mini-batch may begin before a mini-batch has ended.
@@ -276,9 +277,8 @@ def _check_offload(plan: PlanFields) -> None:
     for stage in (stage for stage in plan.stages if stage.offload):
         where = f"stage '{stage.name}', offload"
         if stage.recompute == "full":
-            remedy = "Leave offload out, or list what to recompute."
             what = "the stage recomputes everything, so nothing is left to offload"
-            raise InvalidInput(what, where=where, remedy=remedy)
+            raise InvalidInput(what, where=where, remedy="Leave offload out, or list what to recompute.")
         for name in stage.offload:
             if not any(submodule(op, (name,)) for op in stage.ops):
                 raise InvalidInput(

@@ -1,10 +1,12 @@
 """Verify a plan's memory. Every byte is derived only from graph, cluster and cost table."""
 
 import math
+from collections.abc import Sequence
 
 from graphpipe.costs import Temporaries
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.plans.stage import PlanFields, Stage
+from graphpipe.plans.verify_ranks import of_rank
 from graphpipe.units import format_bytes
 
 RELATIVE = 1e-6
@@ -20,12 +22,13 @@ def check_memory(plan: PlanFields) -> None:
     needs: dict[int, list[tuple[float, str]]] = {}
     transient: dict[int, float] = {}
     for stage in plan.stages:
-        need, once = _stage_bytes(plan, stage) if plan.trains else _inference_bytes(plan, stage)
+        own = of_rank(plan, stage)
+        need, once = _stage_bytes(own, stage) if plan.trains else _inference_bytes(own, stage)
         for device in stage.devices:
             needs.setdefault(device, []).append((need, stage.name))
             transient[device] = max(transient.get(device, 0.0), once)
         if stage.offload_to:
-            offloaded = stage.in_flight / stage.degree * _offloaded(plan, stage)
+            offloaded = stage.in_flight / stage.degree * _offloaded(own, stage)
             for neighbour in stage.offload_to:
                 needs.setdefault(neighbour, []).append((offloaded, stage.name))
     _check_host_memory(plan)
@@ -61,23 +64,44 @@ def _beside(plan: PlanFields, device: int, needed: float) -> float:
                 holders[name].add(number)
     # Parameters that the same stages share are summed together.
     groups = {tuple(sorted(stages)) for stages in holders.values() if len(stages) > 1}
-    sums = [set(stage.devices) for stage in plan.stages]
-    sums += [{own for number in stages for own in plan.stages[number].devices} for stages in groups]
+    sums = [group for stage in plan.stages for group in _same_parts([stage])]
+    sums += [group for stages in groups for group in _same_parts([plan.stages[number] for number in stages])]
+    sums += [
+        set(stage.devices[at : at + stage.tensor])
+        for stage in plan.stages
+        for at in range(0, len(stage.devices), stage.tensor)
+        if stage.tensor > 1
+    ]
     members = sum(len(devices) > 1 and device in devices for devices in (*sums, used))
     return held + kind.communicator_bytes * (2 * len(peers - {device}) + members)
+
+
+def _same_parts(stages: Sequence[Stage]) -> list[set[int]]:
+    """Return the devices that sum gradients of the same parts: those of equal rank, if all stages have as many."""
+    ranks = {stage.tensor for stage in stages}
+    step = ranks.pop() if len(ranks) == 1 else 1
+    return [{device for stage in stages for device in stage.devices[rank::step]} for rank in range(step)]
 
 
 def _exchanging(plan: PlanFields) -> set[tuple[int, int]]:
     """Return the pairs of devices that exchange a sample, or to which one offloads."""
 
-    def home(stage: Stage, sample: int) -> int:
-        return stage.devices[sample % stage.micro_batch // (stage.micro_batch // stage.degree)]
+    def home(stage: Stage, sample: int) -> tuple[int, ...]:
+        first = sample % stage.micro_batch // (stage.micro_batch // stage.degree) * stage.tensor
+        return stage.devices[first : first + stage.tensor]
 
     pairs: set[tuple[int, int]] = set()
     for edge in plan.edges:
         source, target = plan.stages[edge.source], plan.stages[edge.target]
-        period = math.lcm(source.micro_batch, target.micro_batch)
-        pairs.update((home(source, sample), home(target, sample)) for sample in range(period))
+        back = source.tensor != target.tensor and any(
+            read.source in source.ops and read.target in target.ops and read.value not in plan.graph.one_way
+            for read in plan.graph.reads
+        )
+        for sample in range(math.lcm(source.micro_batch, target.micro_batch)):
+            here, there = home(source, sample), home(target, sample)
+            pairs |= {(here[at % len(here)], own) for at, own in enumerate(there) if own not in here}
+            if back:
+                pairs |= {(there[at % len(there)], own) for at, own in enumerate(here) if own not in there}
     for stage in plan.stages:
         pairs.update(zip(stage.devices, stage.offload_to, strict=False))
     return pairs
@@ -111,7 +135,7 @@ def _check_host_memory(plan: PlanFields) -> None:
     """Check that what the stages of every node offload fits in the node's memory, with all samples in flight."""
     needs: dict[str, list[tuple[float, str]]] = {}
     for stage in (stage for stage in plan.stages if stage.offload and not stage.offload_to):
-        offloaded = stage.in_flight / stage.degree * _offloaded(plan, stage)
+        offloaded = stage.in_flight / stage.degree * _offloaded(of_rank(plan, stage), stage)
         for device in stage.devices:
             needs.setdefault(plan.cluster.devices[device].node, []).append((offloaded, stage.name))
     for node, items in sorted(needs.items()):

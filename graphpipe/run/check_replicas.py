@@ -13,24 +13,29 @@ def check_replicas(world: World, state: PipelineState) -> None:
         InvalidInput: on every rank: two replicas differ by more than rounding. Names stage, parameter and ranks.
         PeerLost, PeerStalled: another rank is gone.
     """
-    stages = [number for number, stage in enumerate(state.plan.stages) if stage.degree > 1]
+    stages = [
+        (number, position)
+        for number, stage in enumerate(state.plan.stages)
+        for position in range(stage.tensor if stage.degree > 1 else 0)
+    ]
     if world.size == 1 or not stages:
         return
     own = {
-        str(number): summary_of(dict(state.programs[number].module.named_parameters()))
-        for number in stages
-        if number in state.hosted
+        f"{number} {position}": summary_of(dict(state.programs[number].module.named_parameters()))
+        for number, position in stages
+        if number in state.hosted and state.positions.get(number, 0) == position
     }
     given = world.exchange(own)
-    for number in map(str, stages):
-        ranks = [rank for rank, each in enumerate(given) if number in each]
+    for number, position in stages:
+        key = f"{number} {position}"
+        ranks = [rank for rank, each in enumerate(given) if key in each]
         for rank in ranks[1:]:
-            name = differing(given[ranks[0]][number], given[rank][number])
+            name = differing(given[ranks[0]][key], given[rank][key])
             if name:
-                whole = state.programs[int(number)].parameter_names[name]
+                whole = state.programs[number].parameter_names[name]
                 raise InvalidInput(
                     f"ranks {ranks[0]} and {rank} have replicas with different weights: '{whole}' differs",
-                    where=f"stage '{state.plan.stages[int(number)].name}'",
+                    where=f"stage '{state.plan.stages[number].name}'",
                     remedy="Something on one of them changes weights besides the pipeline. The earlier checkpoints are "
                     "unchanged.",
                 )

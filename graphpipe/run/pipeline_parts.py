@@ -39,6 +39,7 @@ from graphpipe.run.step.pipeline_state import PipelineState
 from graphpipe.run.step.programs_by_shape import ProgramsByShape
 from graphpipe.run.step.step_summary import summary_length
 from graphpipe.run.step.train_step import TrainStep
+from graphpipe.run.tensor.share_stages import check_tensor, share_stages
 from graphpipe.run.weight_digest import digest_of
 from graphpipe.run.weights import sharded_tensors
 from graphpipe.run.weights.check_sync import check_schedule
@@ -99,12 +100,14 @@ def build_parts(
     check_backward(plan)
     if plan.weights != "flush":
         check_policy(plan, syncs, options)
-    shapes = ProgramsByShape(plan, model, options.precision, world.device, options.captured)
+    check_tensor(plan, options.engine)
+    placement = RankPlacement.of(plan, world.size)
+    share = partial(share_stages, placement=placement, world=world)
+    shapes = ProgramsByShape(plan, model, options.precision, world.device, options.captured, share)
     programs, specs = shapes.first.programs, shapes.first.specs
     tasks = build_schedule(plan) if plan.weights == "flush" else build_segment(plan, 1)
     lowered = lower(plan, tasks, gradient_edges=gradient_edges(specs))
     verify_lowered(plan, tasks, lowered, gradient_edges(specs))
-    placement = RankPlacement.of(plan, world.size)
     shake_hands(world, plan, placement, _settings(specs, options))
     check_planned_precision(plan, options.precision)
     check_precision_of_device(world.device, options.precision)
@@ -271,7 +274,8 @@ def state_of(parts: PipelineParts, model: nn.Module | None, steps: int, seed: in
         model=model,
         programs=parts.programs,
         hosted=hosted,
-        saved=tuple(stage for stage in hosted if worker.placement.ranks(stage)[0] == rank),
+        saved=tuple(stage for stage in hosted if rank in worker.placement.team(stage, 0)),
+        positions={stage: worker.placement.position(stage, rank) for stage in hosted},
         parameter_names={
             id(parameter): leader.program.parameter_names[name]
             for leader in leaders

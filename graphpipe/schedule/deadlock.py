@@ -1,5 +1,7 @@
 """Finds deadlocks on a transport that blocks: every message and every sum waits until all its devices take part.
 
+Devices that share a replica do each of its tasks together, because they sum values inside it.
+
 NCCL guarantees no more than that. It has no tags, its kernels wait on the GPU for their peers, and a kernel may wait
 for those queued before it, also for those of another communicator. So a device works through one queue, in the order
 of its actions.
@@ -100,7 +102,7 @@ class _Queues:
             case Compute(task):
                 if task.stage in self.inside and task == self.lasts[task.stage, device]:
                     return ("sum", task.stage), {*self.plan.stages[task.stage].devices}
-                return ("local", device), {device}
+                return self._step(device, task)
             case Send(transfer) | Receive(transfer):
                 ends = _ends(transfer, device)
                 return (("message", transfer), ends) if self.messages_wait else (("local", device), {device})
@@ -115,6 +117,14 @@ class _Queues:
                 return self._copy(isinstance(action, Offload), (stage, at, device), device, neighbour)
             case ReceiveOffloaded(stage, at, source) | SendOffloaded(stage, at, source):
                 return self._copy(isinstance(action, ReceiveOffloaded), (stage, at, source), device, source)
+
+    def _step(self, device: int, task: StageTask) -> tuple[Rendezvous, set[int]]:
+        # Devices that share a replica sum values inside its forwards and backwards, so they do these together.
+        stage = self.plan.stages[task.stage]
+        if stage.tensor == 1:
+            return ("local", device), {device}
+        replica = stage.replica_of(device)
+        return ("step", (task, replica)), {*stage.replicas[replica]}
 
     def _copy(
         self, offloads: bool, what: tuple[int, int, int], device: int, other: int | None

@@ -1,7 +1,8 @@
 """Numbers the tasks of a plan, and derives which samples flow between them. Merging and lowering both use this.
 
-Two replicas of a stage usually receive the same messages at the same times. So one device stands for several, and an
-order or a time has to be found only once (`equal_devices`).
+Devices that share a replica do the same tasks, each under a number of its own. Two replicas of a stage usually receive
+the same messages at the same times. So one device stands for several, and an order or a time has to be found only once
+(`equal_devices`).
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -10,7 +11,14 @@ from functools import cached_property
 from typing import NamedTuple
 
 from graphpipe.plans import Plan
-from graphpipe.plans.sharding import CommonSamples, SampleRange, common_samples, count_micro_batches, sample_range
+from graphpipe.plans.sharding import (
+    CommonSamples,
+    SampleRange,
+    common_samples,
+    count_micro_batches,
+    sample_range,
+    sender,
+)
 from graphpipe.schedule.schedule import StageTask
 
 FORWARD_TICKS, BACKWARD_TICKS = 1, 2
@@ -19,7 +27,7 @@ FORWARD_TICKS, BACKWARD_TICKS = 1, 2
 _THIRDS = {"B": 0, "I": 0, "F": 1, "W": 2}
 
 Piece = tuple[SampleRange, int]
-"""The samples of a task on one replica, and the number of the micro-batch's backward there."""
+"""The samples of a task on one replica, and the number of the backward of its micro-batch on its first device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +46,11 @@ class Flow:
 # No slots: the derived tables below are cached properties.
 @dataclass(frozen=True)
 class TaskNumbers:
-    """Numbers 0, 1, ... for every task of every replica: all backwards, then all forwards, then all weight gradients.
+    """Numbers 0, 1, ... for every task of every device: all backwards, then all forwards, then all weight gradients.
 
-    Within each third, tasks are ordered by stage, then replica, then micro-batch. An input gradient has the number of
-    the backward that it is half of, because it waits for the same messages and sends the same messages. Only updates
-    wait for weight gradients. The updates come last, by stage, replica and mini-batch.
+    Within each third, tasks are ordered by stage, then its devices, then micro-batch. An input gradient has the number
+    of the backward that it is half of, because it waits for the same messages and sends the same messages. Only updates
+    wait for weight gradients. The updates come last, by stage, device and mini-batch.
     """
 
     plan: Plan
@@ -58,12 +66,12 @@ class TaskNumbers:
         """The number of each stage's first backward, and at the end the number of the first forward."""
         firsts = [0]
         for stage, count in zip(self.plan.stages, self.counts, strict=True):
-            firsts.append(firsts[-1] + stage.degree * count)
+            firsts.append(firsts[-1] + len(stage.devices) * count)
         return tuple(firsts)
 
     @property
     def updates(self) -> int:
-        """Updates of each replica: the mini-batches of a segment."""
+        """Updates of each device: the mini-batches of a segment."""
         return self.batch_size // self.plan.batch_size
 
     @property
@@ -74,8 +82,8 @@ class TaskNumbers:
     def number(self, task: StageTask, device: int) -> int:
         """Return the number of a task on one of the devices that host its stage."""
         if task.kind == "U":
-            replica = self.plan.stages[task.stage].devices.index(device)
-            place = sum(stage.degree for stage in self.plan.stages[: task.stage]) + replica
+            place = sum(len(stage.devices) for stage in self.plan.stages[: task.stage])
+            place += self.plan.stages[task.stage].devices.index(device)
             return 3 * self.third + place * self.updates + task.micro_batch
         return self.first(task.stage, device) + task.micro_batch + self.third * _THIRDS[task.kind]
 
@@ -88,11 +96,14 @@ class TaskNumbers:
 
         Leaves out a replica that has no sample of a short micro-batch.
         """
-        size, degree, count = self.plan.stages[stage].micro_batch, self.plan.stages[stage].degree, self.counts[stage]
+        it, count = self.plan.stages[stage], self.counts[stage]
         samples = (
-            (sample_range(self.batch_size, size, degree, index, replica), self.firsts[stage] + replica * count + index)
+            (
+                sample_range(self.batch_size, it.micro_batch, it.degree, index, replica),
+                self.firsts[stage] + replica * it.tensor * count + index,
+            )
             for index in range(count)
-            for replica in range(degree)
+            for replica in range(it.degree)
         )
         return [piece for piece in samples if len(piece[0])]
 
@@ -105,10 +116,11 @@ class TaskNumbers:
     def samples(self) -> list[int]:
         """Samples of each task, by number; an update has none."""
         third = [0] * self.third
-        for pieces in self.all_pieces:
+        for stage, pieces, count in zip(self.plan.stages, self.all_pieces, self.counts, strict=True):
             for samples, backward in pieces:
-                third[backward] = len(samples)
-        return third * 3 + [0] * (self.updates * sum(stage.degree for stage in self.plan.stages))
+                for rank in range(stage.tensor):
+                    third[backward + rank * count] = len(samples)
+        return third * 3 + [0] * (self.updates * sum(len(stage.devices) for stage in self.plan.stages))
 
     def ticks(self, tasks: Mapping[int, StageTask]) -> list[int]:
         """Return the logical duration of each task, by number. It is 0 without samples, and for other numbers."""
@@ -125,9 +137,24 @@ class TaskNumbers:
         for position, edge in enumerate(self.plan.edges):
             gradient = position in back
             for samples, here, there in _overlaps(self.all_pieces[edge.source], self.all_pieces[edge.target]):
-                yield Flow(position, False, here + third, there + third, samples)
+                for own, other in self._senders(edge.source, here, edge.target, there):
+                    yield Flow(position, False, own + third, other + third, samples)
                 if gradient:
-                    yield Flow(position, True, there, here, samples)
+                    for own, other in self._senders(edge.target, there, edge.source, here):
+                        yield Flow(position, True, own, other, samples)
+
+    def _senders(self, source: int, here: int, target: int, there: int) -> Iterator[tuple[int, int]]:
+        """Yield, for each device that shares the replica of a target's task, the numbers of what it needs and of it."""
+        one, other = self.plan.stages[source], self.plan.stages[target]
+        if one.tensor == other.tensor == 1:
+            yield here, there
+            return
+        count, step = self.counts[source], self.counts[target]
+        team = one.replicas[(here - self.firsts[source]) // count // one.tensor]
+        readers = other.replicas[(there - self.firsts[target]) // step // other.tensor]
+        for rank, device in enumerate(readers):
+            place = team.index(sender(team, device, rank))
+            yield here + place * count, there + rank * step
 
 
 def update_waits(plan: Plan, tasks: Mapping[int, StageTask]) -> Iterator[tuple[int, int]]:
@@ -179,12 +206,14 @@ def channels_of(plan: Plan, batch_size: int) -> Channels:
     """Return what passes between the devices of a plan for so many samples, gradients included."""
     channels: Channels = {}
     for position, edge in enumerate(plan.edges):
-        here, there = plan.stages[edge.source].devices, plan.stages[edge.target].devices
+        here, there = plan.stages[edge.source].replicas, plan.stages[edge.target].replicas
         trains = position in plan.gradient_edges
         for replica, other, kind in samples_along(plan, position, batch_size).pairs:
-            source, target = here[replica], there[other]
-            channels.setdefault((source, target), []).append(Passage(position, False, kind))
-            if trains:
+            for rank, target in enumerate(there[other]):
+                source = sender(here[replica], target, rank)
+                channels.setdefault((source, target), []).append(Passage(position, False, kind))
+            for rank, source in enumerate(here[replica] if trains else ()):
+                target = sender(there[other], source, rank)
                 channels.setdefault((target, source), []).append(Passage(position, True, kind))
     return channels
 

@@ -20,7 +20,8 @@ def verify(plan: Plan, schedule: Schedule) -> None:
        after the one that it needs (condition C4 of GraphPipe). A whole backward is both gradients.
     3. A stage never has more samples in flight, from forward to weight gradient, than it allows.
     4. The devices do not deadlock.
-    5. In a segment of several mini-batches, every stage updates its weights once per mini-batch, after the weight
+    5. Devices that share a replica do the same tasks in the same order.
+    6. In a segment of several mini-batches, every stage updates its weights once per mini-batch, after the weight
        gradients of that mini-batch and before those of the next.
 
     A plan that does not train has only forwards. How far they may run ahead is said by credits (`schedule.credits`).
@@ -50,7 +51,21 @@ def verify(plan: Plan, schedule: Schedule) -> None:
             _check_whole(plan, stage, tasks, where)
             _check_order(plan, stage, [task for task in tasks if task.stage == stage], where)
         sound[hosted] = tasks
+    _check_ranks(plan, schedule)
     _check_progress(plan, schedule, mini_batches * plan.batch_size)
+
+
+def _check_ranks(plan: Plan, schedule: Schedule) -> None:
+    """The devices that share a replica do the same tasks in the same order, because they sum values inside them."""
+    for stage in (stage for stage in plan.stages if stage.tensor > 1):
+        for first, *others in stage.replicas:
+            for other in others:
+                if schedule.devices[other] != schedule.devices[first]:
+                    names = (plan.cluster.devices[device].name for device in (first, other))
+                    what = (
+                        f"'{next(names)}' and '{next(names)}' share a replica of stage '{stage.name}', but their tasks"
+                    )
+                    raise InvalidInput(f"{what} differ", where=f"schedule '{schedule.name}'")
 
 
 def _expected_tasks(
@@ -140,13 +155,13 @@ def _held_samples(plan: Plan, stage: int, done: dict[str, int]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Progress:
-    """How many forwards and backwards (or input halves) each replica of each stage has done."""
+    """How many forwards and backwards (or input halves) each device of each stage has done."""
 
     plan: Plan
     samples: int
     """Samples of all mini-batches."""
     done: dict[str, list[list[int]]]
-    """Number of forwards and backwards, by kind, stage and replica."""
+    """Number of forwards and backwards, by kind, stage and place among its devices."""
 
     def may_start(self, task: StageTask, device: int) -> bool:
         """Return whether all samples that the task reads have been computed."""
@@ -154,7 +169,7 @@ class _Progress:
         if task.kind == "U":
             return all(self._gradients_done(other, task.micro_batch) for other in self._summed_with(task.stage))
         here = sample_range(
-            self.samples, stage.micro_batch, stage.degree, task.micro_batch, stage.devices.index(device)
+            self.samples, stage.micro_batch, stage.degree, task.micro_batch, stage.devices.index(device) // stage.tensor
         )
         if task.kind == "F":
             return all(self._holds("F", other, here) for other in plan.predecessors[task.stage])
@@ -163,10 +178,10 @@ class _Progress:
 
     def count(self, task: StageTask, device: int) -> None:
         """Count a task as done."""
-        replica = self.plan.stages[task.stage].devices.index(device)
+        place = self.plan.stages[task.stage].devices.index(device)
         kinds = {"F": ("F",), "B": ("B", "W"), "I": ("B",), "W": ("W",), "U": ()}[task.kind]
         for kind in kinds:
-            self.done[kind][task.stage][replica] += 1
+            self.done[kind][task.stage][place] += 1
 
     def _summed_with(self, stage: int) -> set[int]:
         own = {name for op in self.plan.stages[stage].ops for name in self.plan.graph[op].parameters}
@@ -182,18 +197,19 @@ class _Progress:
         return all(done >= wanted for done in self.done["W"][stage])
 
     def _holds(self, kind: str, stage: int, samples: SampleRange) -> bool:
-        # One probe in each replica's share that overlaps these samples.
-        size, degree = self.plan.stages[stage].micro_batch, self.plan.stages[stage].degree
-        share, done = size // degree, self.done[kind][stage]
+        # One probe in each replica's share that overlaps these samples. All devices that share it must be done.
+        it, done = self.plan.stages[stage], self.done[kind][stage]
+        size, share, step = it.micro_batch, it.micro_batch // it.degree, it.tensor
         for sample in (*range(samples.start, samples.stop, share), samples.stop - 1):
             index, inside = divmod(sample, size)
-            if done[inside // share] <= index:
+            first = inside // share * step
+            if min(done[first : first + step]) <= index:
                 return False
         return True
 
 
 def _check_progress(plan: Plan, schedule: Schedule, samples: int) -> None:
-    progress = _Progress(plan, samples, {kind: [[0] * stage.degree for stage in plan.stages] for kind in "FBW"})
+    progress = _Progress(plan, samples, {kind: [[0] * len(stage.devices) for stage in plan.stages] for kind in "FBW"})
     at = [0] * len(schedule.devices)
     while _sweep(schedule, progress, at):
         pass

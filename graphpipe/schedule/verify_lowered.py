@@ -22,8 +22,8 @@ from graphpipe.schedule.actions import (
 from graphpipe.schedule.deadlock import find_deadlock
 from graphpipe.schedule.schedule import Schedule, StageTask
 
-Owner = tuple[int, int]
-"""A device and a micro-batch."""
+Owner = tuple[tuple[int, ...], int]
+"""The devices of a replica, and a micro-batch."""
 
 
 def verify_lowered(
@@ -33,9 +33,10 @@ def verify_lowered(
 
     1. Every device does the tasks of its schedule in order.
     2. Every sample of every edge goes once from the device that computes it to every task that needs it, and its
-       gradient goes back. It is sent after the task that made it and before the next task of that stage. It is received
-       before the task that needs it. A value that several stages of one device read is sent to it once, and the
-       gradients of these stages are all computed before their sum goes back.
+       gradient goes back. Each device that shares a replica gets all of it, from one device that shares the other one.
+       It is sent after the task that made it and before the next task of that stage. It is received before the task
+       that needs it. A value that several stages of one device read is sent to it once, and the gradients of these
+       stages are all computed before their sum goes back.
     3. Two devices list the messages between them, in both directions, in the same order, so that a transport without
        tags can match them.
     4. The gradients of a stage are summed once per mini-batch: after its last backward in the mini-batch, and in a
@@ -190,12 +191,19 @@ def _needed(plan: Plan, edge: int, back: Collection[int], whole: set[StageTask],
         (here, first), (there, second) = owners[begin]
         samples = SampleRange(begin, end)
         sent, read = StageTask("F", source, first), StageTask("F", target, second)
-        apart = here != there
-        yield Transfer(edge, "forward", here, there, samples, sent, read, tuple(there_too) if apart else ())
+        for one, other in _routes(here, there):
+            yield Transfer(edge, "forward", one, other, samples, sent, read, tuple(there_too) if one != other else ())
         if edge in back:
             sent, read = _back(target, second, whole), _back(source, first, whole)
-            summed = tuple(n for n in there_too if _leads(plan, back, plan.edges[n].target, target)) if apart else ()
-            yield Transfer(edge, "backward", there, here, samples, sent, read, summed)
+            summed = tuple(n for n in there_too if _leads(plan, back, plan.edges[n].target, target))
+            for other, one in _routes(there, here):
+                yield Transfer(edge, "backward", other, one, samples, sent, read, summed if one != other else ())
+
+
+def _routes(holding: tuple[int, ...], needing: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Yield the device that sends and the one that receives, for each of the devices that share what needs values."""
+    for rank, device in enumerate(needing):
+        yield (device if device in holding else holding[rank % len(holding)]), device
 
 
 def _brought(plan: Plan, edge: int) -> list[int]:
@@ -236,4 +244,5 @@ def _back(stage: int, micro_batch: int, whole: set[StageTask]) -> StageTask:
 def _owner(plan: Plan, stage: int, sample: int) -> Owner:
     it = plan.stages[stage]
     micro_batch, inside = divmod(sample, it.micro_batch)
-    return it.devices[inside * it.degree // it.micro_batch], micro_batch
+    first = inside * it.degree // it.micro_batch * it.tensor
+    return it.devices[first : first + it.tensor], micro_batch

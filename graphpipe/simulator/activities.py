@@ -52,6 +52,10 @@ class Activities:
     """The transfers that tasks may wait for in this way."""
     _outputs: dict[tuple[int, int, SampleRange], int] = field(default_factory=dict[tuple[int, int, SampleRange], int])
     """The transfers of outputs, by edge, target device and samples, if the plan has joint edges."""
+    _ready: dict[tuple[tuple[int, ...], StageTask], list[list[int]]] = field(
+        default_factory=dict[tuple[tuple[int, ...], StageTask], list[list[int]]]
+    )
+    """What some of the devices that share a replica wait for before a task, until all of them have come to it."""
     _lanes: dict[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
     """The last copy between each device and its node in each direction."""
     _offloaded: dict[tuple[int, int], list[int]] = field(default_factory=dict[tuple[int, int], list[int]])
@@ -171,8 +175,26 @@ class Activities:
             needs += [self._sent[transfer] for transfer in waited if transfer in self._sent]
         if arrived := self._arrived_seconds.pop((device, task), 0.0):
             needs = [self._handle(device, arrived, needs)]
-        task_seconds = self._task_seconds(task.stage, device, task.micro_batch)
-        seconds = task_seconds.of(task.kind, self.plan.costs.task_overhead_seconds)
+        if self.plan.stages[task.stage].tensor == 1:
+            self._add_task(device, task, needs, (device,))
+        else:
+            self._compute_together(device, task, needs)
+
+    def _compute_together(self, device: int, task: StageTask, needs: list[int]) -> None:
+        # Devices that share a replica sum values inside its tasks: none begins before the last one can.
+        stage = self.plan.stages[task.stage]
+        team = stage.replicas[stage.replica_of(device)]
+        ready = self._ready.setdefault((team, task), [])
+        ready.append(needs)
+        if len(ready) == len(team):
+            together = [need for some in self._ready.pop((team, task)) for need in some]
+            for member in team:
+                self._add_task(member, task, together, team)
+
+    def _add_task(self, device: int, task: StageTask, needs: list[int], team: tuple[int, ...]) -> None:
+        overhead = self.plan.costs.task_overhead_seconds
+        tasks = (self._task_seconds(task.stage, member, task.micro_batch) for member in team)
+        seconds = max(each.of(task.kind, overhead) for each in tasks)
         number = self._add((device, task), seconds, needs, self.plan.cluster.devices[device].node)
         self._last[device] = self._last_task[device, task.stage] = number
 
@@ -224,7 +246,7 @@ class Activities:
         if key not in self._seconds:
             it, loads = self.plan.stages[stage], None
             if self.loads is not None:
-                replica = it.devices.index(device)
+                replica = it.replica_of(device)
                 index = micro_batch % self.plan.micro_batches(stage)  # every mini-batch of a segment has these loads
                 rows = sample_range(self.plan.batch_size, it.micro_batch, it.degree, index, replica)
                 loads = self.loads.within(rows)
@@ -282,25 +304,28 @@ class Activities:
         devices = self.plan.stages[action.stage].devices
         ends = [self._last_task[device, action.stage] for device in devices]
         work = self.plan.reduce_work_seconds(action.stage)
-        self._sum_gradients(action, self.plan.reduce_seconds(action.stage), work, devices, ends)
+        rings = self.plan.stages[action.stage].peers
+        self._sum_gradients(action, self.plan.reduce_seconds(action.stage), work, rings, ends)
 
     def _reduce_tied(self, action: ReduceTied) -> None:
         tied = self.plan.tied_gradients[action.tied_gradients]
         ends = [self._last_task[device, stage] for stage in tied.stages for device in self.plan.stages[stage].devices]
         work = self.plan.tied_gradients_work_seconds(tied)
-        self._sum_gradients(action, self.plan.tied_gradients_seconds(tied), work, tied.devices, ends)
+        self._sum_gradients(action, self.plan.tied_gradients_seconds(tied), work, tied.rings, ends)
 
     def _sum_gradients(
-        self, what: SimulatedWork, seconds: float, work: float, devices: tuple[int, ...], ends: list[int]
+        self, what: SimulatedWork, seconds: float, work: float, rings: tuple[tuple[int, ...], ...], ends: list[int]
     ) -> None:
         # After the last tasks that add to the gradients. A device does one reduction after the other.
+        devices = tuple(device for ring in rings for device in ring)
         overlap = self.plan.cluster.overlap
         if work:
             ends = [self._handle(device, work, ends + self._last_of(device)) for device in devices]
         needs = ends + [number for device in devices for number in self._reduced.get(device, [])[-1:]]
         needs += [] if overlap else self._last_of(*devices)
-        level = self.plan.cluster.ring_port(devices) if overlap else ""
-        number = self._add(what, seconds, needs, uses=both_ways(devices, level) if level else ())
+        ports = [(ring, self.plan.cluster.ring_port(ring)) for ring in rings] if overlap else []
+        uses = tuple(use for ring, level in ports if level for use in both_ways(ring, level))
+        number = self._add(what, seconds, needs, uses=uses)
         for device in devices:
             self._reduced.setdefault(device, []).append(number)
             if not overlap:

@@ -91,7 +91,7 @@ def _drawn_seconds(plan: Plan, activities: Activities, drawn: Sequence[StepLoads
 def _tasks_by_samples(plan: Plan, activities: Activities) -> dict[_Samples, list[tuple[int, Kind]]]:
     """Return the number and kind of every activity that is a task with loaded operators, by the samples it reads."""
     has_load = [any(not set(load.ops).isdisjoint(stage.ops) for load in plan.costs.loads) for stage in plan.stages]
-    replica = [{device: at for at, device in enumerate(stage.devices)} for stage in plan.stages]
+    replica = [{device: at // stage.tensor for at, device in enumerate(stage.devices)} for stage in plan.stages]
     tasks: dict[_Samples, list[tuple[int, Kind]]] = {}
     for number, what in enumerate(activities.what):
         if not isinstance(what, tuple) or what[1].kind == "U" or not has_load[what[1].stage]:

@@ -75,7 +75,7 @@ def _profiled_changes(plan: Plan, lowered: LoweredSchedule, device: int, spans: 
     first: set[int] = set()  # stages whose first backward, or weight half, has run
     worsts = {
         stage: TaskMemory.of(
-            plan.cost_model.op_bytes, here.ops, here.micro_batch / here.degree, here.recompute, here.offload
+            plan.costs_of(stage).op_bytes, here.ops, here.micro_batch / here.degree, here.recompute, here.offload
         )
         for stage, here in enumerate(plan.stages)
         if device in here.devices
@@ -99,7 +99,7 @@ def _profiled_changes(plan: Plan, lowered: LoweredSchedule, device: int, spans: 
 
 def _gradient_bytes(plan: Plan, stage: int) -> float:
     # The table's state may be smaller than parameters and gradients together.
-    costs, here = plan.cost_model.parameter_bytes, plan.stages[stage]
+    costs, here = plan.costs_of(stage).parameter_bytes, plan.stages[stage]
     ops, shards = here.ops, here.degree if here.state == "layers" else 1
     return min(costs.gradients(ops), max(0.0, costs.state(ops) - costs.weights(ops))) / shards
 

@@ -61,10 +61,12 @@ def _passages(plan: Plan, what: SimulatedWork, when: Interval) -> Iterator[_Pass
         ends = (what.device, what.neighbour) if what.kind == "evict" else (what.neighbour, what.device)
         yield from _message(plan.cluster, *ends, what.bytes, when)
     elif isinstance(what, Reduce):
-        yield from _sum(plan.cluster, plan.stages[what.stage].devices, plan.reduce_seconds(what.stage), when)
+        stage = plan.stages[what.stage]
+        rings = [stage.devices[rank :: stage.tensor] for rank in range(stage.tensor)]
+        yield from _sum(plan.cluster, rings, plan.reduce_seconds(what.stage), when)
     elif isinstance(what, ReduceTied):
         tied = plan.tied_gradients[what.tied_gradients]
-        yield from _sum(plan.cluster, tied.devices, plan.tied_gradients_seconds(tied), when)
+        yield from _sum(plan.cluster, tied.rings, plan.tied_gradients_seconds(tied), when)
 
 
 def _message(cluster: Cluster, source: int, target: int, count: float, when: Interval) -> Iterator[_Passage]:
@@ -75,15 +77,16 @@ def _message(cluster: Cluster, source: int, target: int, count: float, when: Int
         yield _Passage(when.start + level.link.latency_seconds, when.end, seconds, sides)
 
 
-def _sum(cluster: Cluster, devices: tuple[int, ...], seconds: float, when: Interval) -> Iterator[_Passage]:
+def _sum(cluster: Cluster, rings: Sequence[tuple[int, ...]], seconds: float, when: Interval) -> Iterator[_Passage]:
     # A ring is as fast as its slowest link. If that is shared, the sum takes the ports of all devices at its level.
-    ring = [(one, devices[(at + 1) % len(devices)]) for at, one in enumerate(devices)]
-    links = [(link.bandwidth_bytes_per_second, -link.latency_seconds) for pair in ring if (link := cluster.link(*pair))]
-    if not links:
-        return
-    level = _nearest(cluster, *ring[links.index(min(links))])
-    if level is not None and seconds:
-        sides = tuple((device, level.name, way) for device in devices for way in ("in", "out"))
+    sides: tuple[_Side, ...] = ()
+    for devices in rings:
+        ring = [(one, devices[(at + 1) % len(devices)]) for at, one in enumerate(devices)]
+        known = [link for pair in ring if (link := cluster.link(*pair))]
+        links = [(link.bandwidth_bytes_per_second, -link.latency_seconds) for link in known]
+        if links and (level := _nearest(cluster, *ring[links.index(min(links))])) is not None:
+            sides += tuple((device, level.name, way) for device in devices for way in ("in", "out"))
+    if sides and seconds:
         yield _Passage(when.start, when.end, seconds, sides)
 
 

@@ -17,6 +17,7 @@ from graphpipe.graph import Graph
 from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture.op_splits.split_nodes import split_like
 from graphpipe.model.capture_cache.capture_cache import cached_capture, cached_capture_for
+from graphpipe.model.shards.with_shards import with_shards
 from graphpipe.model.split.split import build_stages
 from graphpipe.planning.backwards import choose_backwards
 from graphpipe.planning.by_hand import load_hand_plan
@@ -63,9 +64,10 @@ def captured_with_costs(
 
     Args, Raises: as `make_plan`.
     """
-    settings = config.plan
+    settings, shares = config.plan, config.plan.tensor != 1
     if settings.stages:
-        load_hand_plan(Path(config.folder) / settings.stages)  # refuses a bad file before profiling
+        by_hand = load_hand_plan(Path(config.folder) / settings.stages)  # refuses a bad file before profiling
+        shares = shares or any(stage.tensor > 1 for stage in by_hand.stages)
     check_asked(settings, config.train.batch_size)  # before profiling, which takes a while
     with waiting("capturing the model"):
         names = tuple(name.strip() for name in settings.look_into.split(",") if name.strip())
@@ -80,6 +82,8 @@ def captured_with_costs(
             graph=given,
             fused_attention=not cluster.on_processors,
         )
+        if shares:
+            captured = replace(captured, graph=with_shards(captured.graph, task.model))
     return captured, _costs(config, task, captured, cluster, tell)
 
 

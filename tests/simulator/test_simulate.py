@@ -5,10 +5,13 @@ from dataclasses import replace
 import pytest
 from builders import Part, chain, make_plan, plans, share
 from hypothesis import given, settings
+from shared_replicas import chain as layers_in_a_row
+from shared_replicas import layer, problem, shards
 
-from graphpipe.cluster import Link
+from graphpipe.cluster import Link, PairLink
 from graphpipe.costs import Curve, State
 from graphpipe.errors import InvalidInput
+from graphpipe.planning.by_hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import needed_bytes
 from graphpipe.plans.estimates import bottleneck_seconds, least_step_seconds, update_seconds
@@ -451,3 +454,39 @@ def test_spans_are_by_device_then_start(three_stages: Plan):
 @pytest.fixture
 def three_stages() -> Plan:
     return make_plan([Part(micro_batch=2), Part(), Part(micro_batch=4, degree=2)], chain(3, 1.0), batch_size=8)
+
+
+def shared_front(link: Link | None = None) -> Plan:
+    """Two devices share the first operator, and a third computes the second one."""
+    graph = layers_in_a_row(layer("a", shards()), layer("b", None))
+    stages = (
+        HandStage(ops=("a",), devices=(0, 1), tensor=2, micro_batch=1),
+        HandStage(ops=("b",), devices=(2,), micro_batch=1),
+    )
+    plan = plan_by_hand(problem(graph, 4, 2), HandPlan(stages=stages))
+    return plan if link is None else replace(plan, cluster=replace(plan.cluster, intra_node=link))
+
+
+def test_devices_that_share_a_replica_compute_it_together() -> None:
+    # Forward of a: 1 + 6 s, and two all-reduces of 20 bytes: 2 (2 x 3 + 2 x 10 / 4) s. A message takes 3 + 4 / 4 s.
+    plan = shared_front()
+    trace = simulate(plan)
+    for device in (0, 1):
+        assert times(trace, device, "F", "B") == [("F0", 0, 29), ("F1", 29, 58), ("B0", 70, 77), ("B1", 103, 110)]
+    assert times(trace, 2, "F", "B") == [("F0", 33, 44), ("B0", 44, 66), ("F1", 66, 77), ("B1", 77, 99)]
+    assert trace.step_seconds == step_seconds(plan) == 99 + 100, "b has 100 bytes to update, each rank of a has 60"
+    assert predict(plan).step_seconds == 199
+    assert predict(plan).peak_bytes[:3] == tuple(needed_bytes(plan).values())
+
+
+def test_devices_that_share_a_replica_wait_for_the_last_message() -> None:
+    late = PairLink(first="d1", second="d2", link=Link(latency_seconds=13, bandwidth_bytes_per_second=4))
+    plan = shared_front()
+    plan = replace(plan, cluster=replace(plan.cluster, pair_links=(late,)))
+    for device in (0, 1):
+        assert times(simulate(plan), device, "B")[0] == ("B0", 66 + 13 + 1, 66 + 13 + 1 + 7)
+
+
+def test_the_gradients_for_both_devices_pass_through_the_port_of_their_sender() -> None:
+    shared = shared_front(Link(latency_seconds=3, bandwidth_bytes_per_second=4, shared=True))
+    assert times(simulate(shared), 0, "B")[0] == ("B0", 66 + 3 + 2, 66 + 3 + 2 + 7)

@@ -65,7 +65,7 @@ def build_stages(
     crossing = _crossing(captured, where)
     _check_edges(plan, crossing)
     called = submodules or submodules_for(module, plan.graph)
-    names = tensor_names(module) | called.slice_names
+    names = tensor_names(module)
     return tuple(_build(called, captured, plan, number, where, crossing, names) for number in range(len(plan.stages)))
 
 
@@ -162,7 +162,8 @@ def _build(
     sent = list(dict.fromkeys(value for key, values in crossing.items() if key[0] == stage for value in values))
     mine = [node for node in captured.module_graph.graph.nodes if where.get(node) == stage]
     graph, model_inputs, received = stage_graph(captured, mine, sent, _region_of(captured, plan.stages[stage]))
-    inner = stage_module(submodules, captured, graph)
+    inner = stage_module(submodules, captured, graph, stage)
+    names = {**names, **submodules.slice_names}
     outputs = [node for node in mine if node.op == "output"]
     return ModuleStage(
         module=inner,

@@ -55,19 +55,19 @@ def stage_graph(
     return graph, list(inputs), received
 
 
-def stage_module(submodules: Submodules, captured: Captured, graph: fx.Graph) -> fx.GraphModule:
+def stage_module(submodules: Submodules, captured: Captured, graph: fx.Graph, stage: int = 0) -> fx.GraphModule:
     """Return a module that runs a stage's graph on the user's own submodules, parameters and buffers.
 
     Each region becomes a submodule, a `RecomputeRegion`.
     """
     if not any("region" in node.meta for node in graph.nodes):
-        return _graph_module(submodules, captured, graph, {})
-    folded, made = fold_regions(graph, lambda _, inner: _graph_module(submodules, captured, inner, {}))
-    return _graph_module(submodules, captured, folded, made)
+        return _graph_module(submodules, captured, graph, {}, stage)
+    folded, made = fold_regions(graph, lambda _, inner: _graph_module(submodules, captured, inner, {}, stage))
+    return _graph_module(submodules, captured, folded, made, stage)
 
 
 def _graph_module(
-    submodules: Submodules, captured: Captured, graph: fx.Graph, made: Mapping[str, nn.Module]
+    submodules: Submodules, captured: Captured, graph: fx.Graph, made: Mapping[str, nn.Module], stage: int
 ) -> fx.GraphModule:
     # Tensors that glue reads get new names, so that nothing is registered in the user's modules.
     # Submodules get names without dots, because every step of a dotted look-up takes time in every forward.
@@ -80,7 +80,7 @@ def _graph_module(
             path = str(node.target)
             if path not in flat:
                 flat[path] = _free_name(path.replace(".", "_"), root)
-                root[flat[path]] = made[path] if path in made else submodules.get(path)
+                root[flat[path]] = made[path] if path in made else submodules.get(path, stage)
             node.target = flat[path]
         elif node.op == "get_attr" and node.target == TRAINING:
             root[TRAINING] = module.training  # fx sets it as an attribute, which is the mode of the module

@@ -1,7 +1,8 @@
 """The submodules that the stages of a model call: the user's own, and the parts of the layers that a plan splits."""
 
 from collections.abc import Sequence
-from typing import final
+from dataclasses import replace
+from typing import Protocol, final
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -81,6 +82,19 @@ class LinearSum(nn.Module):
         return total
 
 
+class Sharing(Protocol):
+    """Makes the parts of the user's submodules that one of several ranks computes."""
+
+    @property
+    def made(self) -> Sequence[tuple[nn.Module, nn.Module]]:
+        """Modules of the user, and those that stand for them."""
+        ...
+
+    def make(self, module: nn.Module, path: str) -> nn.Module:
+        """Return what stands for a submodule at a path of the model."""
+        ...
+
+
 class Submodules:
     """The submodules of a model by the paths that its stages call. Parts are made once.
 
@@ -96,13 +110,42 @@ class Submodules:
         self.model = model
         self.slice_names: dict[int, str] = {}
         """Names of the parts' slices of parameters, by identity."""
+        self.sharing: dict[int, Sharing] = {}
+        """What makes the parts of this rank, by stage whose replicas several ranks share."""
         self._made: dict[str, nn.Module] = {}
+        self._slices: dict[str, nn.Parameter] = {}
+        self._names = {id(each): name for name, each in reversed([*model.named_parameters(remove_duplicate=False)])}
         for split in splits:
             self._add(split)
 
-    def get(self, path: str) -> nn.Module:
-        """Return the submodule at a path."""
-        return self._made[path] if path in self._made else self.model.get_submodule(path)
+    def get(self, path: str, stage: int = 0) -> nn.Module:
+        """Return the submodule that a stage calls at a path: the user's, or a part of it."""
+        if path in self._made:
+            return self._made[path]
+        own = self.model.get_submodule(path)
+        return self.sharing[stage].make(own, path) if stage in self.sharing else own
+
+    def follow_modes(self) -> None:
+        """Put what stands for the user's modules into their modes, training or evaluation."""
+        for sharing in self.sharing.values():
+            for own, made in sharing.made:
+                made.training = own.training
+
+    def name_of(self, parameter: str) -> str:
+        """Return the first name of a parameter, which may be tied to others."""
+        return self._names[id(self.model.get_parameter(parameter))]
+
+    def parameters_of(self, path: str) -> list[str]:
+        """Return the names of the parameters that a submodule and those in it hold."""
+        held = self.model.get_submodule(path).named_parameters(remove_duplicate=False)
+        return [f"{path}.{name}" if path else name for name, _ in held]
+
+    def slice_of(self, piece: ParameterSlice) -> nn.Parameter:
+        """Return a slice of a parameter, by any of its names: the same one each time."""
+        piece = replace(piece, parameter=self.name_of(piece.parameter))
+        if piece.name not in self._slices:
+            self._slices[piece.name] = self._slice(piece)
+        return self._slices[piece.name]
 
     def _add(self, split: OpSplit) -> None:
         layer, called = self.model.get_submodule(split.layer), self.model.get_submodule(split.called)

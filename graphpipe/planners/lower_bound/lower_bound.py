@@ -111,7 +111,8 @@ def gap_percent(plan: Plan, prediction: Prediction) -> float:
 
     If the plan shares devices among stages, the bound covers plans that share them and plans that do not; otherwise
     only plans that do not share them. It covers plans whose replicas shard their state only if those of the plan do
-    (`plans_of_gap`). All of them split the same operators.
+    (`plans_of_gap`). All of them split the same operators. No plan that it covers has replicas that several devices
+    share, so one that has them may be faster than the bound: then the result is negative.
     """
     bound = step_bound(_problem(plan), shared=most_stages_per_device(plan) > 1, sharded=plan.shards_state)
     return 100.0 * (prediction.step_seconds / bound - 1.0) if bound else 0.0
@@ -124,6 +125,8 @@ def plans_of_gap(plan: Plan) -> str:
         limits.append("one stage on each device")
     if not plan.shards_state:
         limits.append("whole state in every replica")
+    if plan.shares_replicas:
+        limits.append("one device for each replica")
     return f"every plan with {' and '.join(limits)}" if limits else "every plan"
 
 

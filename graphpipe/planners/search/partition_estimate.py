@@ -15,7 +15,7 @@ from graphpipe.planners.problem.stage_costs import (
     stage_seconds,
     update_seconds_per_byte,
 )
-from graphpipe.plans.one_way_pairs import one_way_pairs
+from graphpipe.plans.joint_edges import one_way_pairs
 
 Array = NDArray[np.float64]
 MessageSeconds = dict[tuple[int, int], float]

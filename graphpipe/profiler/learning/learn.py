@@ -25,7 +25,8 @@ _SHORTEST = 1e-9
 def learn(plan: Plan, measured: Trace) -> LearnedCosts:
     """Return the costs of a plan, corrected to predict the passes of a measured step of it as they were measured.
 
-    Stages that gather their weights layer by layer keep their costs: their tasks wait for messages inside.
+    Stages whose replicas several devices share, and those that gather their weights layer by layer, keep their costs:
+    their tasks wait for messages inside.
 
     Raises:
         InvalidInput: the trace is of another plan.
@@ -59,7 +60,7 @@ def learn_from(runs: Sequence[tuple[Plan, Trace]], table: CostTable) -> LearnedC
             plan = replace(plan, costs=table, prediction=None)
         predicted = simulate(plan)
         for at, stage in enumerate(plan.stages):
-            if stage.state != "layers" or stage.degree == 1:
+            if stage.tensor == 1 and (stage.state != "layers" or stage.degree == 1):
                 passes += _passes(plan, at, stage, predicted, measured)
         optimizer.append(_optimizer_seconds_per_byte(plan, predicted, measured))
     factors: dict[tuple[str, str], dict[Pass, list[float]]] = {}
@@ -154,9 +155,9 @@ def _optimizer_seconds_per_byte(plan: Plan, predicted: Trace, measured: Trace) -
         disturbed = expected[device] / alone if alone >= _SHORTEST else 1.0
         computing = 0.0
         for at in hosted:
-            stage = plan.stages[at]
-            computing += plan.cost_model.optimizer_seconds(stage.ops, stage.state, stage.degree)
-            updated += plan.cost_model.parameter_bytes.updated(stage.ops, stage.state, stage.degree)
+            stage, costs = plan.stages[at], plan.costs_of(at)
+            computing += costs.optimizer_seconds(stage.ops, stage.state, stage.degree)
+            updated += costs.parameter_bytes.updated(stage.ops, stage.state, stage.degree)
         seconds += max(0.0, found[device] / disturbed - (alone - computing))
     return seconds / updated if updated else plan.costs.optimizer_seconds_per_parameter_byte
 

@@ -104,12 +104,17 @@ def explanation_lines(explanation: Explanation, step_seconds: float) -> list[str
     lines = [
         f"critical path: {path}",
         f"bottleneck: {explanation.bottleneck}, which computes {busiest.computing:.0%} of the step",
-        f"gap: the step is at most {explanation.gap_percent:.1f} % above a lower bound on {explanation.plans_of_gap}",
+        f"gap: the step is {gap_words(explanation.gap_percent)} a lower bound on {explanation.plans_of_gap}",
         *(f"would help: {outlook.change}: {_result(outlook)}" for outlook in explanation.helping),
     ]
     worse = ", ".join(explanation.not_helping)
     lines += [f"simulated without a gain: {worse}"] if worse else []
     return lines + [f"uncertain: {doubt}" for doubt in explanation.doubts]
+
+
+def gap_words(percent: float) -> str:
+    """Return how far a step is from a bound, as the words before the bound."""
+    return f"at most {percent:.1f} % above" if percent >= 0 else f"{-percent:.1f} % below"
 
 
 def _result(outlook: Outlook) -> str:

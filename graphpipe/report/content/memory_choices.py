@@ -67,8 +67,8 @@ def choice_lines(choices: MemoryChoices) -> list[str]:
 
 
 def _choice(plan: Plan, stage: Stage, keeping: Stage) -> MemoryChoice:
-    samples, model = stage.micro_batch / stage.degree, plan.cost_model
-    memory, whole = stage_memory(model, stage), stage_memory(model, keeping)
+    samples, model = stage.micro_batch / stage.degree, plan.costs_of(plan.stages.index(stage))
+    memory, whole = stage_memory(plan.cost_model, stage), stage_memory(plan.cost_model, keeping)
     device = stage.devices[0]
     seconds = model.task_seconds(stage.ops, device, samples, stage.recompute).backward
     plain = model.task_seconds(stage.ops, device, samples).backward

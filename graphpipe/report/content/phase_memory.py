@@ -25,11 +25,11 @@ class PhaseMemory:
 
 def phase_memory(plan: Plan) -> list[PhaseMemory]:
     """Return the memory by phase of every stage of a plan that trains."""
-    return [_of_stage(plan, stage) for stage in plan.stages]
+    return [_of_stage(plan, number, stage) for number, stage in enumerate(plan.stages)]
 
 
-def _of_stage(plan: Plan, stage: Stage) -> PhaseMemory:
-    costs, memory = plan.cost_model.parameter_bytes, stage_memory(plan.cost_model, stage)
+def _of_stage(plan: Plan, number: int, stage: Stage) -> PhaseMemory:
+    costs, memory = plan.costs_of(number).parameter_bytes, stage_memory(plan.cost_model, stage)
     weights, trainable = costs.weights(stage.ops), costs.gradients(stage.ops)
     tensor = max(plan.graph[op].parameter_bytes for op in stage.ops)
     shards = stage.degree if stage.state in ("all", "layers") else 1

@@ -79,6 +79,11 @@ def sharded_name(state: State) -> str:
     return "-" if state == "whole" else state
 
 
+def shares_replicas_name(stage: Stage) -> str:
+    """Return how many devices share each replica of a stage: `-` or their number."""
+    return "-" if stage.tensor == 1 else str(stage.tensor)
+
+
 def device_names(plan: Plan, stage: Stage) -> str:
     """Return lines for a stage's devices. Consecutive devices are shown by the first and the last."""
     names = [plan.cluster.devices[device].name for device in stage.devices]

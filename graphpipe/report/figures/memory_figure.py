@@ -52,15 +52,15 @@ def stage_bytes(plan: Plan, stage: int, predicted: Trace | None = None) -> Stage
         predicted: the step, which shows how many samples the device holds at the same time. None: as many as the plan
             allows in flight, of which the schedule may use fewer.
     """
-    model, it = plan.cost_model, plan.stages[stage]
+    model, it = plan.costs_of(stage), plan.stages[stage]
     weights = model.parameter_bytes.weights(it.ops)
     weights *= 1 + 1 / it.degree if it.state == "all" and it.degree > 1 else 1  # a shard, and the gathered weights
     trainable = model.parameter_bytes.gradients(it.ops)
     if it.state == "layers" and it.degree > 1:  # shards, and what is gathered counts as weights
         slots = model.op_bytes.slots_per_byte * trainable / it.degree
         trainable /= it.degree
-        weights = max(0.0, stage_memory(model, it).state - slots - trainable)
-    memory = stage_memory(model, it)
+        weights = max(0.0, stage_memory(plan.cost_model, it).state - slots - trainable)
+    memory = stage_memory(plan.cost_model, it)
     beside = max(0.0, memory.state - weights)
     samples = it.in_flight / it.degree if predicted is None else most_samples(plan, stage, predicted)
     return StageBytes(

@@ -48,15 +48,16 @@ def edge_label(edge: StageEdge) -> str:
 def stage_lines(plan: Plan, number: int) -> list[str]:
     """Return the lines in a stage's box: its name, what it holds, its task seconds, devices and micro-batch.
 
-    If it recomputes, offloads or shards, a line says so.
+    If it recomputes, offloads or shards, or devices share its replicas, a line says so.
     """
     stage = plan.stages[number]
-    devices = "1 device" if stage.degree == 1 else f"{stage.degree} devices"
+    devices = "1 device" if len(stage.devices) == 1 else f"{len(stage.devices)} devices"
     samples = f"{stage.degree} × {stage.micro_batch // stage.degree}" if stage.degree > 1 else str(stage.micro_batch)
     seconds = plan.task_seconds(number, stage.devices[0])
     again = [] if stage.recompute == "none" else ["recomputes" + (" all" if stage.recompute == "full" else "")]
     again += ["offloads"] if stage.offload else []
     shards = [] if stage.state == "whole" else [f"shards {stage.state}"]
+    shards += [] if stage.tensor == 1 else [f"{stage.tensor} devices per replica"]
     holds = [line for line in stage_contents(plan, number) if line != stage.name]
     times = f"F {format_seconds(seconds.forward)}, B {format_seconds(seconds.backward)}"
     return [stage.name, *holds, times, f"{devices}, micro {samples}", *again, *shards]

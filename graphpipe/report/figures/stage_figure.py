@@ -93,6 +93,7 @@ def _hover(plan: Plan, stage: Stage) -> str:
         f"micro-batch: {stage.micro_batch} samples over {stage.degree} replicas",
         f"in flight: {stage.in_flight} samples",
     ]
+    lines += [] if stage.tensor == 1 else [f"{stage.tensor} devices share each replica"]
     return "<br>".join(lines)
 
 

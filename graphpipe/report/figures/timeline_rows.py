@@ -215,6 +215,6 @@ def _samples(plan: Plan | None, span: Span) -> SampleRange:
     if plan is None or span.micro_batch < 0 or span.kind == "optimizer":
         return _NO_SAMPLES
     stage = plan.stages[span.stage]
-    replica = stage.devices.index(span.device)
+    replica = stage.replica_of(span.device)
     index = span.micro_batch % plan.micro_batches(span.stage)  # micro-batches count on through a segment
     return sample_range(plan.batch_size, stage.micro_batch, stage.degree, index, replica)

@@ -1,6 +1,6 @@
 """The panel that explains a predicted step."""
 
-from graphpipe.report.content.explanation import Explanation, can_explain, explain
+from graphpipe.report.content.explanation import Explanation, can_explain, explain, gap_words
 from graphpipe.report.content.subject import Subject
 from graphpipe.report.page.html_page import note, table
 from graphpipe.report.page.panel import Panel
@@ -17,8 +17,8 @@ def _explanation(subject: Subject) -> str | None:
     explanation = explain(plan, predicted)
     return (
         note(
-            f"The devices of {explanation.bottleneck} compute for the longest time. The step is at most "
-            f"{explanation.gap_percent:.1f} % above a lower bound on {explanation.plans_of_gap}, on these devices. "
+            f"The devices of {explanation.bottleneck} compute for the longest time. The step is "
+            f"{gap_words(explanation.gap_percent)} a lower bound on {explanation.plans_of_gap}, on these devices. "
             "Only a change of what is on the critical path can shorten the step."
         )
         + _path(explanation, predicted.step_seconds)

@@ -12,6 +12,7 @@ from graphpipe.report.content.wording import (
     recomputed_names,
     recomputes,
     sharded_name,
+    shares_replicas_name,
 )
 from graphpipe.report.figures.operator_figure import operator_figure
 from graphpipe.report.figures.stage_figure import stage_figure
@@ -28,6 +29,7 @@ def _stages(subject: Subject) -> str | None:
     headings += ("recomputes",) if recomputes(plan) else ()
     headings += ("offloads",) if offloads(plan) else ()
     headings += ("shards",) if plan.shards_state else ()
+    headings += ("tensor",) if plan.shares_replicas else ()
     return (
         note(
             "Each box is a stage, and data flows down. Micro is the micro-batch: replicas × samples of each replica. "
@@ -83,6 +85,7 @@ def _stage_row(plan: Plan, number: int) -> list[str]:
     recomputed = [recomputed_names(stage.recompute)] if recomputes(plan) else []
     recomputed += [offloaded_names(plan, stage)] if offloads(plan) else []
     saved = [*recomputed, *([sharded_name(stage.state)] if plan.shards_state else [])]
+    saved += [shares_replicas_name(stage)] if plan.shares_replicas else []
     return [stage.name, device_names(plan, stage), "\n".join(sent) or "-", *map(str, counts), *times, *saved]
 
 
@@ -90,9 +93,9 @@ def _memory_note(plan: Plan) -> str:
     again = " What a stage recomputes is not kept, so its backward takes longer by the forward of that part."
     away = " What a stage offloads rests in the memory of the node, or on a neighbour, between forward and backward."
     shared = " Replicas that shard the optimizer's state each keep and update a part of it."
-    return (
-        (again if recomputes(plan) else "") + (away if offloads(plan) else "") + (shared if plan.shards_state else "")
-    )
+    ranks = " Under tensor is how many devices share each replica: each computes a part of it, for all of its samples."
+    said = {again: recomputes(plan), away: offloads(plan), shared: plan.shards_state, ranks: plan.shares_replicas}
+    return "".join(text for text, holds in said.items() if holds)
 
 
 def _flat(settings: Mapping[str, Any], before: str = "") -> list[list[str]]:

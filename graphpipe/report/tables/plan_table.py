@@ -9,6 +9,7 @@ from graphpipe.report.content.wording import (
     recomputed_names,
     recomputes,
     sharded_name,
+    shares_replicas_name,
 )
 from graphpipe.report.tables.styled_table import Column, FittingTable
 from graphpipe.schedule.schedulers.registry import build_unverified, find_scheduler
@@ -31,6 +32,8 @@ OFFLOADS = Column(heading="offloads", right=False, wraps=True, spare=2)
 """Shown if a stage offloads."""
 SHARDS = Column(heading="shards", right=False, spare=2)
 """Shown if the replicas of a stage shard their state."""
+RANKS = Column(heading="tensor", spare=2)
+"""Shown if several devices share a replica of a stage: how many."""
 HALVES = Column(heading="backwards", right=False, spare=2)
 """Shown if the schedule splits the backward of a stage."""
 
@@ -50,6 +53,7 @@ def plan_table(plan: Plan, prediction: Prediction) -> FittingTable:
             *([RECOMPUTES] if recomputes(plan) else []),
             *([OFFLOADS] if offloads(plan) else []),
             *([SHARDS] if plan.shards_state else []),
+            *([RANKS] if plan.shares_replicas else []),
             *([HALVES] if splits else []),
         ),
         rows=[
@@ -75,7 +79,8 @@ def _row(plan: Plan, number: int, prediction: Prediction) -> list[str]:
     ]
     row += [recomputed_names(stage.recompute)] if recomputes(plan) else []
     row += [offloaded_names(plan, stage)] if offloads(plan) else []
-    return [*row, sharded_name(stage.state)] if plan.shards_state else row
+    row += [sharded_name(stage.state)] if plan.shards_state else []
+    return [*row, shares_replicas_name(stage)] if plan.shares_replicas else row
 
 
 def _backwards(number: int, splits: frozenset[int]) -> str:

@@ -1,7 +1,7 @@
 """The tensors of the model by their names in the user's module: which of them a rank saves, and which it loads."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from graphpipe.run.checkpoint.recut_tensors import whole_forms
 from graphpipe.run.checkpoint.safetensors_files import dtype_name
 from graphpipe.run.device.buckets import BUCKET_BYTES
 from graphpipe.run.step.pipeline_state import PipelineState
+from graphpipe.run.tensor.tensor_slices import counted
 
 Named = dict[str, Tensor]
 
@@ -30,6 +31,8 @@ class ModelTensors:
     stages: tuple[Named, ...]
     unused: Named
     aliases: dict[str, str]
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+    """Of the whole tensors, where the user's model is known. A rank may not know all slices of a parameter."""
 
     @staticmethod
     def of(state: PipelineState) -> "ModelTensors":
@@ -42,7 +45,8 @@ class ModelTensors:
         stages = tuple(_of_stage(program, whole if state.model is not None else None) for program in state.programs)
         used = {parameter_of(name) for stage in stages for name in stage} | aliases.keys()
         unused = {name: tensor for name, tensor in whole.items() if name not in used}
-        return ModelTensors(stages=stages, unused=unused, aliases=aliases)
+        shapes = {name: tuple(tensor.shape) for name, tensor in whole.items()}
+        return ModelTensors(stages=stages, unused=unused, aliases=aliases, shapes=shapes)
 
     @property
     def whole(self) -> Named:
@@ -53,14 +57,24 @@ class ModelTensors:
         return whole
 
     def saved_by(self, state: PipelineState) -> Named:
-        """Return what this rank saves: the stages whose replica 0 it hosts, and on rank 0 the unused tensors."""
+        """Return what this rank saves: the stages whose replica 0 it hosts, and on rank 0 the unused tensors.
+
+        Of a replica that several ranks share, each saves the slices that it has, and the first one everything else.
+        """
         saved = dict(self.unused) if state.rank == 0 else {}
         seen: set[str] = set(self.unused)
         for number, stage in enumerate(self.stages):
             if number in state.saved:
-                saved |= {name: tensor for name, tensor in stage.items() if name not in seen}
+                at = state.positions.get(number, 0)
+                mine = {name: tensor for name, tensor in stage.items() if counted(state.plan, number, at, name)}
+                saved |= {name: tensor for name, tensor in mine.items() if name not in seen}
             seen |= stage.keys()
         return saved
+
+    def counted_by(self, state: PipelineState) -> set[str]:
+        """Return the tensors of this rank's stages, but of replicas that ranks share only what the rank counts."""
+        at = {number: state.positions.get(number, 0) for number in state.hosted}
+        return {name for number in at for name in self.stages[number] if counted(state.plan, number, at[number], name)}
 
     def loaded_by(self, state: PipelineState) -> list[Named]:
         """Return what this rank loads: those of every stage it hosts and, on rank 0, the unused tensors."""
@@ -74,6 +88,7 @@ class ModelTensors:
             InvalidInput: names the first tensor that is missing on one side, or that differs in shape or dtype.
         """
         own = whole_forms({name: (dtype_name(tensor), tuple(tensor.shape)) for name, tensor in self.whole.items()})
+        own = {name: (dtype, self.shapes.get(name, shape)) for name, (dtype, shape) in own.items()}
         saved = whole_forms({name: (tensor.dtype, tensor.shape) for name, tensor in manifest.tensors.items()})
         for name, form in own.items():
             if name not in saved:

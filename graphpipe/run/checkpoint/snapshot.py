@@ -1,6 +1,6 @@
 """Everything that one rank saves, between two steps: the tensors themselves, or copies, so that training continues."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -69,7 +69,7 @@ def take_snapshot(state: PipelineState, training: TrainingState, *, copies: bool
     """
     model = ModelTensors.of(state)
     saved = model.saved_by(state)
-    optimizers, slots = _optimizers(state, saved)
+    optimizers, slots = _optimizers(state, saved, model.counted_by(state))
     common = CommonState(training=training, plan=state.plan, aliases=model.aliases) if state.rank == 0 else None
     return Snapshot(
         tensors=cpu_copies(saved) if copies else saved,
@@ -81,10 +81,10 @@ def take_snapshot(state: PipelineState, training: TrainingState, *, copies: bool
 
 
 def _optimizers(
-    state: PipelineState, saved: Mapping[str, Tensor]
+    state: PipelineState, saved: Mapping[str, Tensor], counted: Collection[str]
 ) -> tuple[tuple[OptimizerState, ...], dict[str, Tensor]]:
     # Replicas have the same optimizer state, so a rank keeps only the state of the parameters that it saves itself.
-    # With ZeRO-1 each parameter is updated on one rank only, and that rank saves its state.
+    # With ZeRO-1 each parameter is updated on one replica only, and that one saves its state.
     states: list[OptimizerState] = []
     tensors: dict[str, Tensor] = {}
     for scheduled in state.optimizers:
@@ -95,7 +95,7 @@ def _optimizers(
         kept = {
             name: state_of_parameter
             for name, state_of_parameter in optimizer.parameters.items()
-            if is_sharded or name in saved
+            if name in (counted if is_sharded else saved)
         }
         # To assemble shards is a collective call: all ranks go through the names in the same order.
         whole = {name: sharded_tensors.whole(slots[name]) for name in sorted(slots)}

@@ -37,7 +37,7 @@ def neighbours(plan: Plan, placement: RankPlacement, lowered: LoweredSchedule, r
         if isinstance(action, Send)
     ]
     for stage in range(len(plan.stages)):
-        ranks = sorted(set(placement.ranks(stage)))
+        ranks = sorted(set(placement.all_ranks(stage)))
         ends += pairwise(ranks)
     ends += [(placement.ranks(0)[0], idle) for idle in placement.idle]
     return tuple(sorted({other for pair in ends if rank in pair for other in pair} - {rank}))

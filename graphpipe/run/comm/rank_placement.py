@@ -8,11 +8,13 @@ from graphpipe.plans import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSlot:
-    """One replica of a stage on one device."""
+    """One replica of a stage on one device, or the part of it that the device computes."""
 
     stage: int
     replica: int
     device: int
+    position: int = 0
+    """Of the device among those that share the replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,17 +64,40 @@ class RankPlacement:
         return tuple(device for device, host in self.rank_of.items() if host == rank)
 
     def slots(self, rank: int) -> tuple[ReplicaSlot, ...]:
-        """Return the replicas that a rank hosts, by stage, then replica."""
+        """Return the replicas that a rank hosts, by stage, then replica. A single rank computes whole replicas."""
         return tuple(
-            ReplicaSlot(stage=number, replica=replica, device=device)
+            ReplicaSlot(stage=number, replica=replica, device=device, position=position)
             for number, stage in enumerate(self.plan.stages)
-            for replica, device in enumerate(stage.devices)
-            if self.rank_of[device] == rank
+            for replica, devices in enumerate(stage.replicas)
+            for position, device in enumerate(devices)
+            if self.rank_of[device] == rank and (self.size > 1 or not position)
         )
 
-    def ranks(self, stage: int) -> tuple[int, ...]:
-        """Return the rank of each replica of a stage, in replica order."""
+    def ranks(self, stage: int, position: int = 0) -> tuple[int, ...]:
+        """Return the rank of each replica of a stage, in replica order.
+
+        Args:
+            stage: its number.
+            position: which of the ranks that share a replica.
+        """
+        return tuple(self.rank_of[device] for device in self.plan.stages[stage].peers[position])
+
+    def team(self, stage: int, replica: int) -> tuple[int, ...]:
+        """Return the ranks that share a replica, by position: one, if they do not."""
+        return tuple(self.rank_of[device] for device in self.plan.stages[stage].replicas[replica])
+
+    def all_ranks(self, stage: int) -> tuple[int, ...]:
+        """Return the rank of each device of a stage."""
         return tuple(self.rank_of[device] for device in self.plan.stages[stage].devices)
+
+    def slot(self, stage: int, rank: int) -> ReplicaSlot | None:
+        """Return the first replica of a stage that a rank hosts; None if there is none."""
+        return next((slot for slot in self.slots(rank) if slot.stage == stage), None)
+
+    def position(self, stage: int, rank: int) -> int:
+        """Return the position of a rank among those that share a replica of a stage; 0 if it does not host any."""
+        slot = self.slot(stage, rank)
+        return slot.position if slot else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

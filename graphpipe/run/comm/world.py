@@ -121,6 +121,15 @@ class World:
             if group is not None:
                 dist.broadcast(tensor, source, group=group)
 
+    def gather(self, tensor: Tensor, ranks: Sequence[int]) -> list[Tensor]:
+        """Return the tensors of these ranks, ascending; all of them have the same shape."""
+        with self._group(ranks) as group:
+            if group is None:
+                return [tensor]
+            found = [torch.empty_like(tensor) for _ in set(ranks)]
+            dist.all_gather(found, tensor, group=group)
+            return found
+
     def open_pairs(self, pairs: Iterable[Pair]) -> None:
         """Open groups for the messages of these pairs of ranks; every rank must call this."""
         options = self.kind.message_options()

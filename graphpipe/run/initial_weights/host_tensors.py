@@ -42,7 +42,7 @@ def host_tensors(
     hosted = {slot.stage for slot in placement.slots(world.rank)}
     tensors = own_tensors(model, programs, hosted, unused=world.rank == 0)
     if source is None and not any(tensor.is_meta for tensor, _ in named_tensors(model)):
-        if len(hosted) < len(programs):
+        if len(hosted) < len(programs) or any(placement.plan.stages[stage].tensor > 1 for stage in hosted):
             _free_others(model, programs, tensors, hosted)
         return
 

@@ -22,7 +22,7 @@ from graphpipe.run.stage.mini_batch import MiniBatch
 from graphpipe.run.stage.receive_buffers import NamedTensors, ReceiveBuffers
 from graphpipe.run.weights.replica_sync import ReplicaSync, StageReplicas
 from graphpipe.run.weights.sync_allreduce import AllReduce
-from graphpipe.run.weights.tied_parameters import TiedParameters
+from graphpipe.run.weights.tied_parameters import TiedParameters, tied_ranks
 from graphpipe.run.worker.recorder import Recorder
 from graphpipe.run.worker.worker import Worker
 from graphpipe.schedule import StageTask
@@ -131,7 +131,7 @@ def _syncs(
         stage: AllReduce(
             StageReplicas(
                 world=world,
-                ranks=placement.ranks(stage),
+                ranks=placement.ranks(stage, placement.position(stage, world.rank)),
                 stage=plan.stages[stage].name,
                 original=own[0],
                 modules=tuple(own),
@@ -206,12 +206,13 @@ def _vector(count: float) -> nn.Parameter:
 
 def _tied_parameters(tied: TiedGradients, placement: RankPlacement, rank: int) -> TiedParameters:
     # One vector as large as all these parameters.
-    ranks = sorted({rank for stage in tied.stages for rank in placement.ranks(stage)})
+    groups = tied_ranks(placement.plan, placement, tied)
+    ranks = next((group for group in groups if rank in group), [])
     vector = _vector(tied.bytes)
     return TiedParameters(
         name=placement.plan.stages[tied.stages[0]].name,
         copies=((vector,),),
         updated=frozenset({id(vector)}),
-        ranks=tuple(ranks) if rank in ranks else (),
-        source=ranks[0],
+        ranks=tuple(ranks),
+        source=groups[0][0],
     )

@@ -136,6 +136,7 @@ class BatchPreparer:
             refit_replicas(worker, self.plan, self.shapes.first, fitted)
             self.fitted = fitted
         if batch.training:
+            self.shapes.follow_modes()
             match_modes(worker, fitted.programs)
         worker.messages.comparison = comparison
         return batch if batch.specs is fitted.specs else replace(batch, specs=fitted.specs)

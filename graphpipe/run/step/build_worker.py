@@ -22,7 +22,7 @@ from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.weights.build_sync import build_sync, holds_shards
 from graphpipe.run.weights.parameter_slices import own_slices
 from graphpipe.run.weights.replica_sync import ReplicaSync
-from graphpipe.run.weights.tied_parameters import TiedParameters, find_tied_parameters
+from graphpipe.run.weights.tied_parameters import TiedParameters, find_tied_parameters, tied_ranks
 from graphpipe.run.worker.recorder import Recorder
 from graphpipe.run.worker.worker import StageWorker, Worker
 from graphpipe.schedule import LoweredSchedule, Schedule
@@ -140,7 +140,7 @@ def _tied_parameters(worker: StageWorker) -> list[TiedParameters]:
         named = {names[local]: parameter for local, parameter in replica.module.named_parameters()}
         held[replica.slot.stage, replica.slot.replica] = named
     leaders = {(leader.slot.stage, leader.slot.replica) for leader in worker.leaders()}
-    return find_tied_parameters(worker.placement.plan, worker.placement, held, leaders)
+    return find_tied_parameters(worker.placement.plan, worker.placement, held, leaders, worker.world.rank)
 
 
 def _replicate_programs(
@@ -152,7 +152,7 @@ def _replicate_programs(
     """
     hosted: dict[int, dict[int, StageProgram]] = {}
     for slot in placement.slots(world.rank):
-        user, ranks = programs[slot.stage], placement.ranks(slot.stage)
+        user, ranks = programs[slot.stage], placement.ranks(slot.stage, slot.position)
         by_device = hosted.setdefault(slot.stage, {})
         copied = holds_shards(engines[slot.stage], placement, slot.stage, user)
         if not by_device:
@@ -177,7 +177,7 @@ def match_modes(worker: StageWorker, programs: Sequence[StageProgram]) -> None:
 
 def align_buffers(worker: StageWorker, stage: int) -> None:
     """Give all replicas of a stage the buffers of replica 0; those in the same process also get its parameters."""
-    ranks = worker.placement.ranks(stage)
+    ranks = worker.placement.ranks(stage, worker.placement.position(stage, worker.world.rank))
     held = worker.of_stage(stage)
     if not held or len(ranks) == 1:
         return
@@ -199,7 +199,11 @@ def align_all_buffers(worker: StageWorker) -> None:
 
 def open_groups(plan: Plan, placement: RankPlacement, world: World) -> None:
     """Open the groups that reduce gradients of a stage, or of tied parameters; every rank must call this."""
-    for stage in range(len(plan.stages)):
-        world.open_group(placement.ranks(stage))
+    for number, stage in enumerate(plan.stages):
+        for position in range(stage.tensor):
+            world.open_group(placement.ranks(number, position))
+        for replica in range(stage.degree if stage.tensor > 1 else 0):
+            world.open_group(placement.team(number, replica))
     for tied in plan.tied_gradients:
-        world.open_group([rank for stage in tied.stages for rank in placement.ranks(stage)])
+        for ranks in tied_ranks(plan, placement, tied):
+            world.open_group(ranks)

@@ -107,7 +107,8 @@ class Evaluation:
     def _gathered(self, batch: MiniBatch, runs: Sequence[StageReplicaRun]) -> tuple[Any, Any]:
         # Outputs and targets. Every rank has those of a whole mini-batch, and of shares only the ranks with the loss.
         arrange = self.batches.shapes.first.programs[self.output_stage].arrange
-        world, own = self.worker.world, [piece for run in runs for piece in run.results]
+        first = [run for run in runs if not run.replica.slot.position]  # of the ranks that share a replica
+        world, own = self.worker.world, [piece for run in first for piece in run.results]
         if batch.needs is None or not batch.with_targets:
             return arrange(gather_outputs(world, own)), batch.targets
         pairs = [(rows, (result, batch.target_rows(rows, world.device))) for rows, result in own]

@@ -25,7 +25,7 @@ def optimizer_groups(worker: StageWorker, *, sharded: Collection[int]) -> list[O
     groups: dict[Key, OptimizerGroup] = {}
     shared, seen = tied_parameter_ids(worker.tied_parameters), set[int]()
     for leader in worker.leaders():
-        ranks = worker.placement.ranks(leader.slot.stage)
+        ranks = worker.placement.ranks(leader.slot.stage, leader.slot.position)
         spread = leader.slot.stage in sharded and len(set(ranks)) > 1
         for name, parameter in leader.trained():
             if id(parameter) in seen:

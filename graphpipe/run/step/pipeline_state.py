@@ -1,7 +1,7 @@
 """What a checkpoint saves and restores on one rank."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -31,8 +31,10 @@ class PipelineState:
     hosted: tuple[int, ...]
     """The stages with a replica on this rank, ascending."""
     saved: tuple[int, ...]
-    """The stages that this rank saves: their replica 0 is here."""
+    """The stages that this rank saves: their replica 0, or a part of it, is here."""
     parameter_names: Mapping[int, str]
     """Names, in the user's model, of the parameters that this rank's optimizers change; by `id(parameter)`."""
     optimizers: tuple[ScheduledOptimizer, ...]
     """This rank's optimizers and their learning-rate schedules."""
+    positions: Mapping[int, int] = field(default_factory=dict[int, int])
+    """The position of this rank among those that share a replica, by stage that it hosts."""

@@ -1,6 +1,6 @@
 """Stage programs and the values on their edges, by the shapes of the inputs; built on first use, then kept."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,6 +16,7 @@ from graphpipe.model.split.autocast_specs import autocast_specs
 from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.model.split.split import capture_for, split, submodules_for
 from graphpipe.model.split.split_for_shapes import OperatorNodes, operator_nodes, split_for_shapes
+from graphpipe.model.split.submodules import Submodules
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan
 from graphpipe.run.stage.edge_values import EdgeSpecs, edge_specs
@@ -45,6 +46,7 @@ class ProgramsByShape:
         precision: of the forwards.
         device: where they run.
         captured: the model as it was captured for the plan, if it is at hand.
+        share: puts the parts of this rank in place of submodules that several ranks share.
 
     Raises:
         InvalidInput: the model does not fit the plan.
@@ -60,6 +62,7 @@ class ProgramsByShape:
         precision: str,
         device: torch.device,
         captured: Captured | None = None,
+        share: Callable[[Submodules], None] | None = None,
     ) -> None:
         self._captured = captured
         self._plan, self._precision, self._device = plan, precision, device
@@ -69,6 +72,8 @@ class ProgramsByShape:
         self._frozen = {name: each for name, each in named if not each.requires_grad}
         if isinstance(model, nn.Module):
             self._submodules = submodules_for(model, plan.graph)
+            if share is not None:
+                share(self._submodules)
             self.first = self._fit(plan.graph.inputs, split(model, plan, captured, self._submodules))
         else:
             programs = tuple(model)
@@ -78,6 +83,11 @@ class ProgramsByShape:
             for model_input in plan.graph.inputs
         )
         self._known: dict[_Key, ShapedPrograms] = {key: self.first}
+
+    def follow_modes(self) -> None:
+        """Put the parts of this rank into the modes of the user's submodules."""
+        if self._model is not None:
+            self._submodules.follow_modes()
 
     def check_trained(self) -> None:
         """Check that no weight was unfrozen since the pipeline was built, for which there is no optimizer.

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from graphpipe.errors import NonFiniteLoss
+from graphpipe.graph import parameter_of
 from graphpipe.model.torch_private import flat_vector, norms
 from graphpipe.plans import Plan
 from graphpipe.run.comm.rank_placement import ReplicaSlot
 from graphpipe.run.comm.scalar_sum import ScalarSum
 from graphpipe.run.stage.stage_replica import StageReplica
 from graphpipe.run.stage.stage_replica_run import StageReplicaRun
+from graphpipe.run.tensor.tensor_slices import counted
 from graphpipe.run.weights.sharded_tensors import local_parts
 
 _FEW = 2**18
@@ -53,8 +55,7 @@ class StepSummary:
 
 def summary_length(plan: Plan, output_stage: int) -> int:
     """Return how many numbers a summary consists of."""
-    degrees = [stage.degree for stage in plan.stages]
-    return 2 * degrees[output_stage] + 2 * sum(degrees)
+    return _Places.of(plan, output_stage).length
 
 
 class ReplicaSummary(NamedTuple):
@@ -107,31 +108,50 @@ def sum_up(
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where the numbers of one mini-batch stand: losses of the output stage's replicas, then norms, then first bad
-    micro-batches of all replicas, then the weights of the losses."""
+    """Where the numbers of one mini-batch stand: losses of the output stage's replicas, then norms of all devices, then
+    first bad micro-batches of all replicas, then the weights of the losses.
+
+    The ranks that share a replica compute the same losses, of which the first rank's count. Each has a norm."""
 
     degrees: list[int]
+    shared: list[int]
+    """How many ranks share a replica, by stage."""
     output_stage: int
 
     @staticmethod
     def of(plan: Plan, output_stage: int) -> "_Places":
-        return _Places([stage.degree for stage in plan.stages], output_stage)
+        return _Places([stage.degree for stage in plan.stages], [stage.tensor for stage in plan.stages], output_stage)
+
+    @property
+    def length(self) -> int:
+        """How many numbers there are."""
+        return 2 * self.degrees[self.output_stage] + sum(self.degrees) + sum(self.devices)
+
+    @property
+    def devices(self) -> list[int]:
+        """The number of devices of each stage."""
+        return [degree * shared for degree, shared in zip(self.degrees, self.shared, strict=True)]
 
     def write(self, own: Sequence[ReplicaSummary]) -> list[float]:
-        degree, in_all = self.degrees[self.output_stage], sum(self.degrees)
-        given = [0.0] * (2 * degree + 2 * in_all)
+        degree, devices = self.degrees[self.output_stage], self.devices
+        firsts = degree + sum(devices)
+        given = [0.0] * self.length
         for replica in own:
-            place = degree + sum(self.degrees[: replica.slot.stage]) + replica.slot.replica
-            given[place], given[in_all + place] = replica.squared_norm, replica.first_bad
-            if replica.slot.stage == self.output_stage:
-                given[replica.slot.replica] = replica.loss
-                given[degree + 2 * in_all + replica.slot.replica] = replica.loss_weight
+            slot = replica.slot
+            place = slot.replica * self.shared[slot.stage] + slot.position
+            given[degree + sum(devices[: slot.stage]) + place] = replica.squared_norm
+            if slot.position:
+                continue
+            given[firsts + sum(self.degrees[: slot.stage]) + slot.replica] = replica.first_bad
+            if slot.stage == self.output_stage:
+                given[slot.replica] = replica.loss
+                given[firsts + sum(self.degrees) + slot.replica] = replica.loss_weight
         return given
 
     def read(self, sums: list[float]) -> StepSummary:
         degree = self.degrees[self.output_stage]
         rest = iter(sums[degree:])
-        squared_norms = [sum(islice(rest, replicas)) for replicas in self.degrees]
+        squared_norms = [sum(islice(rest, devices)) for devices in self.devices]
         firsts = [min(islice(rest, replicas)) for replicas in self.degrees]
         return StepSummary(
             loss=sum(sums[:degree]),
@@ -144,15 +164,20 @@ class _Places:
 def counted_gradients(plan: Plan, replica: StageReplica) -> list[Tensor]:
     """Return the gradients of a replica that count in the norm: a shard where it is, a whole gradient on replica 0.
 
-    Tied parameters count with the first stage that has them.
+    Tied parameters count with the first stage that has them. Of a replica that several ranks share, each counts what
+    it has alone, and the first one everything else.
     """
-    stage = replica.slot.stage
+    stage, position = replica.slot.stage, replica.slot.position
     elsewhere = {name for tied in plan.tied_gradients if stage in tied.stages[1:] for name in tied.parameters}
     parameters = replica.parameters
-    if elsewhere:
+    if elsewhere or position:
         names = replica.program.parameter_names
-        named = replica.module.named_parameters()
-        parameters = [parameter for local, parameter in named if names[local] not in elsewhere]
+        named = [(names[local], parameter) for local, parameter in replica.module.named_parameters()]
+        parameters = [
+            parameter
+            for name, parameter in named
+            if parameter_of(name) not in elsewhere and counted(plan, stage, position, name)
+        ]
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     return local_parts(gradients, whole=replica.slot.replica == 0)
 

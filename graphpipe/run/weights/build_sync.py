@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from graphpipe.graph import parameter_of
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.comm.world import World
@@ -35,7 +36,7 @@ def build_sync(
     """
     stage_replicas = StageReplicas(
         world=world,
-        ranks=placement.ranks(stage),
+        ranks=placement.ranks(stage, placement.position(stage, world.rank)),
         stage=placement.plan.stages[stage].name,
         original=program.module,
         modules=tuple(replica.module for replica in replicas),
@@ -61,4 +62,5 @@ def trains_on_several_ranks(placement: RankPlacement, stage: int, program: Stage
 def _own(placement: RankPlacement, stage: int, program: StageProgram) -> tuple[nn.Parameter, ...]:
     # Tied parameters are left out, because their gradients are summed over the replicas of all stages that share them.
     tied, names = placement.plan.tied_parameters(stage), program.parameter_names
-    return tuple(parameter for local, parameter in program.module.named_parameters() if names[local] not in tied)
+    named = program.module.named_parameters()
+    return tuple(parameter for local, parameter in named if parameter_of(names[local]) not in tied)

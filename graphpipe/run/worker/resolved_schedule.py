@@ -9,6 +9,7 @@ from graphpipe.devices.device_kind import Stream
 from graphpipe.plans.sharding import SampleRange
 from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.device.stage_streams import StageStreams
+from graphpipe.run.worker.played_alone import played_alone
 from graphpipe.run.worker.recorder import CurrentWork
 from graphpipe.run.worker.step_batches import StepBatches
 from graphpipe.schedule import Action, Compute, LoweredSchedule, StageTask, Transfer
@@ -65,14 +66,14 @@ def resolve_schedule(
     """
     acknowledged = find_acknowledged_sends(lowered, placement.rank_of, rank)
     own: list[tuple[int, ResolvedTask | Action]] = []
-    for device, action in lowered.order:
+    for device, action in lowered.order if placement.size > 1 else played_alone(lowered.order, placement.plan):
         if placement.rank_of[device] != rank:
             continue
         if not isinstance(action, Compute):
             own.append((device, action))
             continue
         task = action.task
-        if not (rows := batches.rows_of(task, placement.plan.stages[task.stage].devices, device)):
+        if not (rows := batches.rows_of(task, placement.plan.stages[task.stage], device)):
             continue
         mini_batch, rows_there = batches.locate(rows)
         resolved = ResolvedTask(

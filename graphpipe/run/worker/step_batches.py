@@ -5,10 +5,10 @@
                  samples there 0 1 2 3 | 0 1 2 3
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from graphpipe.plans import Stage
 from graphpipe.plans.sharding import SampleRange, sample_range
 from graphpipe.run.stage.edge_values import EdgeSpecs
 from graphpipe.run.stage.mini_batch import MiniBatch
@@ -51,19 +51,19 @@ class StepBatches:
             specs=first.specs,
         )
 
-    def rows_of(self, task: StageTask, devices: Sequence[int], device: int) -> SampleRange:
+    def rows_of(self, task: StageTask, stage: Stage, device: int) -> SampleRange:
         """Return the samples of a task, counted over all mini-batches.
 
         Args:
             task: of a stage. An update has all samples of its mini-batch.
-            devices: of the stage's replicas.
-            device: one of them, whose share is wanted.
+            stage: the same one in the plan.
+            device: one of its devices, whose share is wanted.
         """
         if task.kind == "U":
             samples = self.size // len(self.mini_batches)
             return SampleRange(task.micro_batch * samples, (task.micro_batch + 1) * samples)
         micro_batch = self.micro_batches[task.stage]
-        return sample_range(self.size, micro_batch, len(devices), task.micro_batch, devices.index(device))
+        return sample_range(self.size, micro_batch, stage.degree, task.micro_batch, stage.replica_of(device))
 
     def locate(self, rows: SampleRange) -> tuple[int, SampleRange]:
         """Return the mini-batch of some samples, and their positions in it."""

@@ -72,8 +72,8 @@ class Transfers(Generic[AnyReplica, AnyRun]):
 
     def _copy_or_send(self, transfer: Transfer, outgoing: NamedTensors, stream: Stream) -> None:
         worker, specs, held, monitor = self.worker, self.batches.specs, self.held, self.worker.monitor
-        devices = worker.placement.plan.stages[transfer.source_task.stage].devices
-        window = transfer.samples.rows_of(self.batches.rows_of(transfer.source_task, devices, transfer.source_device))
+        stage = worker.placement.plan.stages[transfer.source_task.stage]
+        window = transfer.samples.rows_of(self.batches.rows_of(transfer.source_task, stage, transfer.source_device))
         peer = worker.placement.rank_of[transfer.target_device]
         here = peer == worker.world.rank
         buffers = self._buffers(transfer) if here else {}
@@ -111,7 +111,7 @@ class Transfers(Generic[AnyReplica, AnyRun]):
     def _buffers(self, transfer: Transfer) -> dict[str, Tensor]:
         # The rows of the target's buffers that this transfer fills, in the order of its values.
         task, device, plan = transfer.target_task, transfer.target_device, self.worker.placement.plan
-        all_rows = self.batches.rows_of(task, plan.stages[task.stage].devices, device)
+        all_rows = self.batches.rows_of(task, plan.stages[task.stage], device)
         forward, specs = transfer.direction == "forward", self.batches.specs
         values = all_values(transfer, specs) if forward else sent_values(transfer, specs)
         # Replicas on the target's device send the gradients of joint values, others add them to those on other edges.

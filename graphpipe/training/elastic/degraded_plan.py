@@ -47,7 +47,8 @@ def without_devices(plan: Plan, lost: Collection[str]) -> Plan | None:
 
 def _on_devices(stage: Stage, position: Mapping[int, int]) -> Stage | None:
     """Return the stage on the devices that are left, at their new positions; None if that is impossible."""
-    devices = [device for device in stage.devices if device in position]
+    whole = (replica for replica in stage.replicas if all(device in position for device in replica))
+    devices = [device for replica in whole for device in replica]
     neighbours = [stage.neighbour(device) for device in devices]
     if not devices or not {None, *position}.issuperset(neighbours):
         return None
@@ -69,6 +70,8 @@ def why_not_reroute(config: TrainConfig, plan: Plan) -> str:
         return f"weights change within a segment under the policy '{plan.weights}'"
     if config.train.engine != DEFAULT_SYNC:
         return f"engine '{config.train.engine}' may keep state of a lost rank"
+    if plan.shares_replicas:
+        return "devices share replicas, so the lost rank had a part of one"
     if config.train.shard_optimizer or plan.shards_state:
         return "the lost rank had a part of the optimizer's state"
     if any(ParameterSlice.parse(name) for op in plan.graph.ops for name in op.parameters):

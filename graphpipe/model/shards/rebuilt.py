@@ -1,0 +1,47 @@
+"""A module like another one, with some of its submodules, parameters or numbers replaced."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+
+def rebuilt(module: nn.Module, children: Mapping[str, nn.Module]) -> nn.Module:
+    """Return a module with the same class, attributes, parameters, buffers and children, but for some children.
+
+    What it refers to is the same. What is set on it afterwards does not change `module`. Forwards and hooks that are
+    bound to `module` are bound to the new one.
+
+    Args:
+        module: of the user.
+        children: the new ones, by name.
+    """
+    memo: dict[int, Any] = {}
+    for value in vars(module).values():
+        if not isinstance(value, dict) and not callable(value):
+            memo[id(value)] = value
+    for held in (module.parameters(), module.buffers()):
+        memo |= {id(each): each for each in held}
+    for name, child in module.named_children():
+        memo[id(child)] = children.get(name, child)
+    return copy.deepcopy(module, memo)
+
+
+def without_parameters(module: nn.Module) -> nn.Module:
+    """Return the module without its own parameters. They are set as attributes while it is called."""
+    made = rebuilt(module, {})
+    for name, _ in list(made.named_parameters(recurse=False)):
+        delattr(made, name)
+    return made
+
+
+def called_with(module: nn.Module, tensors: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+    """Call a module that has these tensors as attributes only during the call."""
+    for name, tensor in tensors.items():
+        setattr(module, name, tensor)
+    try:
+        return module(*args, **kwargs)
+    finally:
+        for name in tensors:
+            delattr(module, name)

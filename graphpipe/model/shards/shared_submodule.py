@@ -1,0 +1,143 @@
+"""Makes the submodule that one rank runs where the ranks of a replica share it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+from torch import nn
+
+from graphpipe.graph import ParameterSlice, SubmoduleShards
+from graphpipe.model.shards.linears import inputs_of, is_transposed, outputs_of
+from graphpipe.model.shards.rebuilt import rebuilt
+from graphpipe.model.shards.shared_attention import SharedAttention, SharedBiasAttention
+from graphpipe.model.shards.shared_layers import ColumnLinear, RowLinear, VocabularyRows
+from graphpipe.model.shards.shared_modules import CopiedInside, SharedExperts
+from graphpipe.model.shards.team import Entrance, ShardTeam, own_range
+
+SliceOf = Callable[[ParameterSlice], nn.Parameter]
+"""Returns the parameter that a rank trains for a slice of the user's: the same one for the same slice."""
+_DIVIDED = (
+    *("heads", "num_heads", "n_heads", "num_attention_heads", "n_head", "num_key_value_heads", "num_kv_heads"),
+    *("split_size", "all_head_size", "inner_dim"),
+)
+"""Numbers in modules of attention that count heads, or their widths together."""
+
+
+@final
+class SharedSubmodule:
+    """Makes the part of a submodule that a rank of a team runs.
+
+    Args:
+        shards: of the operator that calls the submodule.
+        team: the ranks.
+        slice_of: of the user's parameters.
+    """
+
+    def __init__(self, shards: Sequence[SubmoduleShards], team: ShardTeam, slice_of: SliceOf) -> None:
+        self._shards: Mapping[str, SubmoduleShards] = {each.submodule: each for each in shards}
+        self._team, self._slice_of = team, slice_of
+        self._entrances: dict[str, Entrance] = {}
+        self._known: dict[int, nn.Module] = {}
+        self._draws = False
+        self.made: list[tuple[nn.Module, nn.Module]] = []
+        """Modules of the user, and those that stand for them, whose modes must follow."""
+
+    def make(self, module: nn.Module, path: str) -> nn.Module:
+        """Return what stands for a submodule, which is the submodule itself if ranks share nothing of it."""
+        if id(module) not in self._known:
+            before = self._draws
+            self._draws = before or has_dropout(module)
+            self._known[id(module)] = self._make(module, path)
+            self._draws = before
+        return self._known[id(module)]
+
+    def _make(self, module: nn.Module, path: str) -> nn.Module:
+        shards = self._shards.get(path)
+        if shards is not None and shards.style != "heads":
+            return self._noted(module, self._layer(module, path, shards))
+        if shards is not None and isinstance(module, nn.MultiheadAttention):
+            return self._noted(module, self._attention(module, path))
+        changed = {
+            name: made
+            for name, child in module.named_children()
+            if (made := self.make(child, f"{path}.{name}" if path else name)) is not child
+        }
+        if not changed and shards is None:
+            return module
+        made = rebuilt(module, changed)
+        if shards is not None:
+            for part in (made, *changed.values()):  # these are new, and none of the user's
+                self._divide(part)
+            if hasattr(module, "has_relative_attention_bias"):
+                heads: Any = module
+                made = SharedBiasAttention(self._noted(module, made), heads.n_heads, self._team)
+        return self._noted(module, made)
+
+    def _noted(self, module: nn.Module, made: nn.Module) -> nn.Module:
+        made.training = module.training
+        self.made.append((module, made))
+        return made
+
+    def _divide(self, part: nn.Module) -> None:
+        for name in _DIVIDED:
+            number = vars(part).get(name)
+            if isinstance(number, int) and number % self._team.size == 0:
+                setattr(part, name, number // self._team.size)
+
+    def _layer(self, module: Any, path: str, shards: SubmoduleShards) -> nn.Module:
+        match shards.style:
+            case "column" | "vocabulary-columns":
+                joined = outputs_of(module) if shards.style == "vocabulary-columns" else None
+                turned = is_transposed(module)
+                weights = self._parts(f"{path}.weight", int(turned), outputs_of(module), shards.parts)
+                has_bias = module.bias is not None
+                biases = self._parts(f"{path}.bias", 0, outputs_of(module), shards.parts) if has_bias else ()
+                draws = self._draws and joined is None
+                return ColumnLinear(
+                    weights, biases, self._entrance(path), transposed=turned, joined=joined, draws=draws
+                )
+            case "row":
+                return self._row(module, path)
+            case "vocabulary-rows":
+                piece = self._piece(f"{path}.weight", 0, 0, module.num_embeddings)
+                return VocabularyRows(module, self._slice_of(piece), piece, self._team)
+            case "experts":
+                width = module.down_proj.shape[-1]
+                gate, up = self._parts(f"{path}.gate_up_proj", 1, 2 * width, 2)
+                (down,) = self._parts(f"{path}.down_proj", 2, width, 1)
+                return SharedExperts(module, gate, up, down, self._team)
+            case "copied":
+                return CopiedInside(module, self._team)
+            case "heads":
+                raise AssertionError("made from its layers")
+
+    def _row(self, module: Any, path: str) -> RowLinear:
+        turned = is_transposed(module)
+        (weight,) = self._parts(f"{path}.weight", 0 if turned else 1, inputs_of(module), 1)
+        return RowLinear(weight, module.bias, self._team, transposed=turned)
+
+    def _attention(self, module: nn.MultiheadAttention, path: str) -> nn.Module:
+        width = module.embed_dim
+        weights = self._parts(f"{path}.in_proj_weight", 0, 3 * width, 3)
+        given: Any = module  # torch does not say that there may be no bias
+        biases = () if given.in_proj_bias is None else self._parts(f"{path}.in_proj_bias", 0, 3 * width, 3)
+        behind = self._noted(module.out_proj, self._row(module.out_proj, f"{path}.out_proj"))
+        assert isinstance(behind, RowLinear)
+        return SharedAttention(module, weights, biases, behind, Entrance(self._team))
+
+    def _entrance(self, path: str) -> Entrance:
+        # Layers of one module often read the same values.
+        return self._entrances.setdefault(path.rpartition(".")[0], Entrance(self._team))
+
+    def _parts(self, parameter: str, dimension: int, length: int, parts: int) -> tuple[nn.Parameter, ...]:
+        whole = length // parts
+        return tuple(self._slice_of(self._piece(parameter, dimension, at * whole, whole)) for at in range(parts))
+
+    def _piece(self, parameter: str, dimension: int, start: int, length: int) -> ParameterSlice:
+        first, stop = own_range(length, self._team.size, self._team.position)
+        return ParameterSlice(parameter=parameter, dimension=dimension, start=start + first, stop=start + stop)
+
+
+def has_dropout(module: nn.Module) -> bool:
+    """Return whether a forward in training may drop values: a dropout, or a rate in an attribute."""
+    rates = (value for part in module.modules() for name, value in vars(part).items() if "drop" in name or name == "p")
+    return any(isinstance(value, float) and value > 0 for value in rates)

@@ -1,0 +1,168 @@
+"""The ranks that share the operators of a replica, and what they exchange in forwards and backwards.
+
+Megatron-LM (Shoeybi et al. 2019, section 3) calls the first two f and g:
+
+                    forward                          backward
+    enter           nothing                          sum the gradients of all ranks
+    add_up          sum the parts of all ranks       nothing
+    join            join the columns of all ranks    take the own columns of the gradient
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal, Self
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+
+class ShardTeam(ABC):
+    """The ranks that share a replica, as one of them sees them. Copies of a module have the same team.
+
+    Args:
+        size: how many ranks.
+        position: of this rank among them, from 0.
+    """
+
+    def __init__(self, size: int, position: int) -> None:
+        self.size, self.position = size, position
+        self._region: AbstractContextManager[None] | None = None
+
+    @abstractmethod
+    def add_up(self, values: Tensor) -> None:
+        """Replace a contiguous tensor by its sum over the ranks, which all call this."""
+
+    @abstractmethod
+    def gather(self, values: Tensor) -> list[Tensor]:
+        """Return the tensors of all ranks, by position; all of them call this with contiguous tensors of one shape."""
+
+    def note(self, kind: Literal["forward", "backward"], values: Tensor) -> None:
+        """Take note of a sum that is done, or of one that a backward will do; for those that count."""
+        return
+
+    @contextmanager
+    def own_draws(self) -> Generator[None]:
+        """Draw other random numbers than the other ranks in a block; afterwards all draw the same ones again."""
+        yield
+
+    def enter_region(self) -> None:
+        """Begin to draw other random numbers than the other ranks, unless that has begun."""
+        if self._region is None:
+            self._region = self.own_draws()
+            self._region.__enter__()
+
+    def leave_region(self) -> None:
+        """Draw the same random numbers as the other ranks again."""
+        if self._region is not None:
+            region, self._region = self._region, None
+            region.__exit__(None, None, None)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+
+class Entrance:
+    """Where values enter what the ranks share. Layers that read the same tensor enter it once, and sum one gradient.
+
+    Args:
+        team: the ranks.
+    """
+
+    def __init__(self, team: ShardTeam) -> None:
+        self.team = team
+        self._last: tuple[ref[Tensor], ref[Tensor]] | None = None
+
+    def enter(self, values: Tensor) -> Tensor:
+        """Return the values; the gradient is the sum of those of all ranks."""
+        if not (torch.is_grad_enabled() and values.requires_grad):
+            return values
+        if self._last is not None:
+            before, entered = (each() for each in self._last)
+            if before is values and entered is not None:
+                return entered
+        entered = enter(values, self.team)
+        self._last = ref(values), ref(entered)
+        return entered
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Entrance":
+        return memo.setdefault(id(self), Entrance(self.team))
+
+
+def enter(values: Tensor, team: ShardTeam) -> Tensor:
+    """Return the values; the gradient is the sum of those of all ranks."""
+    return _apply(_Enter, values, team)
+
+
+def add_up(parts: Tensor, team: ShardTeam) -> Tensor:
+    """Return the sum of the parts of all ranks; nothing else may use `parts` afterwards."""
+    return _apply(_AddUp, parts, team)
+
+
+def join(columns: Tensor, team: ShardTeam, total: int) -> Tensor:
+    """Return the columns (last dimension) of all ranks, one rank after the other.
+
+    Args:
+        columns: those of this rank, as `own_range` says.
+        team: the ranks.
+        total: columns of all ranks.
+    """
+    return _apply(_Join, columns, team, total)
+
+
+def own_range(length: int, size: int, position: int) -> tuple[int, int]:
+    """Return where the part of a rank begins and ends. If the length does not divide, parts differ by one."""
+    return length * position // size, length * (position + 1) // size
+
+
+def _apply(function: type[torch.autograd.Function], values: Tensor, *others: object) -> Tensor:
+    applied: Any = function.apply
+    return applied(values, *others)
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, team: ShardTeam) -> Tensor:
+        ctx.team = team
+        team.note("backward", values)
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        total = grad_outputs[0].clone(memory_format=torch.contiguous_format)
+        ctx.team.add_up(total)
+        return total, None
+
+
+class _AddUp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, parts: Tensor, team: ShardTeam) -> Tensor:
+        if not parts.is_contiguous():
+            parts = parts.contiguous()
+        else:
+            ctx.mark_dirty(parts)
+        team.note("forward", parts)
+        team.add_up(parts)
+        return parts
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        return grad_outputs[0], None
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, columns: Tensor, team: ShardTeam, total: int) -> Tensor:
+        ranges = [own_range(total, team.size, position) for position in range(team.size)]
+        widths = [stop - start for start, stop in ranges]
+        ctx.range = ranges[team.position]
+        missing = max(widths) - columns.shape[-1]
+        padded = torch.nn.functional.pad(columns, (0, missing)) if missing else columns.contiguous()
+        given = team.gather(padded)
+        return torch.cat([each[..., :width] for each, width in zip(given, widths, strict=True)], dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+        start, stop = ctx.range
+        return grad_outputs[0][..., start:stop], None, None

@@ -1,0 +1,81 @@
+"""Lets this rank compute its part of the stages whose replicas several ranks share."""
+
+from graphpipe.errors import InvalidInput
+from graphpipe.graph import SubmoduleShards
+from graphpipe.model.shards.shared_submodule import SharedSubmodule
+from graphpipe.model.shards.team import ShardTeam
+from graphpipe.model.split.submodules import Submodules
+from graphpipe.plans import Plan
+from graphpipe.run.comm.rank_placement import RankPlacement
+from graphpipe.run.comm.world import World
+from graphpipe.run.tensor.rank_team import AbsentTeam, RankTeam
+from graphpipe.run.tensor.tensor_slices import check_tied, divided_parameters
+
+
+def share_stages(submodules: Submodules, placement: RankPlacement, world: World) -> None:
+    """Put the parts of this rank in place of the submodules that its stages call. A single rank computes the whole.
+
+    Args:
+        submodules: of the user's model.
+        placement: of the plan on the ranks.
+        world: this rank.
+    """
+    if world.size == 1:
+        return
+    plan = placement.plan
+    for number, stage in enumerate(plan.stages):
+        if stage.tensor == 1:
+            continue
+        slot = placement.slot(number, world.rank)
+        team: ShardTeam = AbsentTeam(stage.tensor, 0)
+        if slot is not None:
+            team = RankTeam(world, placement.team(number, slot.replica), slot.position)
+        shards = _shards(plan, number, submodules)
+        submodules.sharing[number] = SharedSubmodule(shards, team, submodules.slice_of)
+
+
+def _shards(plan: Plan, stage: int, submodules: Submodules) -> list[SubmoduleShards]:
+    # What is divided in this plan: shared parameters may have to stay whole, and with them the layers that read them.
+    divided, found = divided_parameters(plan, stage), list[SubmoduleShards]()
+    for op in plan.stages[stage].ops:
+        shards = plan.graph[op].shards
+        for each in shards.submodules if shards is not None else ():
+            held = {submodules.name_of(name) for name in submodules.parameters_of(each.submodule)}
+            listed = {name for name, _ in shards.parameters} if shards is not None else set[str]()
+            if (held & listed) <= divided:
+                found.append(each)
+    return found
+
+
+def check_tensor(plan: Plan, engine: str) -> None:
+    """Check that the stages whose replicas several ranks share can be run so.
+
+    Args:
+        plan: to be run.
+        engine: name of the replica synchronisation.
+
+    Raises:
+        InvalidInput: names the stage and what does not go together.
+    """
+    for stage in plan.stages:
+        if stage.tensor == 1:
+            continue
+        problem, remedy = "", ""
+        if plan.weights != "flush":
+            problem = f"weights follow the policy {plan.weights}"
+            remedy = "Plan with weights='flush', or without tensor parallelism."
+        elif stage.state not in ("whole", "optimizer"):
+            problem = "replicas shard weights and gradients"
+            remedy = "Plan without sharding, or shard only the optimizer's state."
+        elif engine != "allreduce" and stage.degree > 1:
+            problem = f"engine '{engine}' sums gradients over replicas"
+            remedy = "Choose engine='allreduce'."
+        elif stage.regions and any(region.backend != "eager" for region in stage.regions):
+            problem, remedy = f"backend {stage.regions[0].backend} runs operators", "Run them in PyTorch."
+        if problem:
+            raise InvalidInput(
+                f"{stage.tensor} devices share each replica, and {problem}",
+                where=f"stage '{stage.name}'",
+                remedy=remedy,
+            )
+    check_tied(plan)

@@ -1,0 +1,122 @@
+"""The costs of each of the devices that share a replica, by hand."""
+
+from dataclasses import replace
+
+import pytest
+from shared_replicas import chain, cluster, layer, shards, table
+
+from graphpipe.cluster.ring import Ring
+from graphpipe.costs import CostModel, Temporaries, estimate
+from graphpipe.costs.op_cost import Curve, Halves
+from graphpipe.costs.ranks.rank_costs import rank_costs
+from graphpipe.graph import Graph, Op, Shared
+
+GRAPH = chain(layer("a", shards()), layer("b", None), layer("c", shards(forward=0)))
+MODEL = CostModel(GRAPH, table(GRAPH), cluster(8))
+
+
+def line(curve: Curve) -> tuple[float, float]:
+    (only,) = curve.lines
+    return only
+
+
+@pytest.mark.parametrize(
+    ("ranks", "forward", "weights"),
+    [
+        # The shared 8 of 10 FLOPs are divided, the fixed second is not. Two all-reduces have 2(t-1) messages of 3 s
+        # each. 40 bytes per sample pass in 2(t-1) parts of 1/t at 4 bytes per second.
+        (2, (1 + 2 * 2 * 3, 10 * 0.6 + 2 * 40 / 2 / 4), (1, 10 * 0.6)),
+        (4, (1 + 2 * 6 * 3, 10 * 0.4 + 6 * 40 / 4 / 4), (1, 10 * 0.4)),
+    ],
+)
+def test_ranks_divide_what_they_share_and_add_their_all_reduces(
+    ranks: int, forward: tuple[float, float], weights: tuple[float, float]
+):
+    rank = rank_costs(MODEL, (tuple(range(ranks)),))
+    first = rank.table.by_op["a", "gpu"]
+    assert line(first.forward) == pytest.approx(forward)
+    assert line(first.weight_gradient) == pytest.approx(weights)
+    assert first.input_gradient == Curve(), "nothing before it trains, so no gradient of values is summed"
+    assert rank.task_seconds(("a",), 0, 3).forward == pytest.approx(forward[0] + 3 * forward[1])
+
+
+def test_the_backward_sums_gradients_of_values_where_there_are_any() -> None:
+    graph = chain(layer("b", None), layer("a", shards()))
+    rank = rank_costs(CostModel(graph, table(graph), cluster(8)), ((0, 1),))
+    assert line(rank.table.by_op["a", "gpu"].input_gradient) == pytest.approx((1 + 2 * 3, 6 + 2 * 20 / 2 / 4))
+
+
+def test_an_operator_without_a_layout_runs_whole_on_every_rank() -> None:
+    rank = rank_costs(MODEL, ((0, 1),))
+    assert rank.table.by_op["b", "gpu"] == MODEL.table.by_op["b", "gpu"]
+    assert rank.graph["b"] == GRAPH["b"]
+
+
+def test_one_device_per_replica_has_the_costs_themselves() -> None:
+    assert rank_costs(MODEL, ((0,), (5,))) is MODEL
+
+
+def test_the_slowest_ring_counts_for_every_replica() -> None:
+    near, far = rank_costs(MODEL, ((0, 1), (2, 3))), rank_costs(MODEL, ((0, 1), (3, 4)))
+    assert near.task_seconds(("a",), 0, 1).forward == 1 + 12 + 6 + 10
+    assert far.task_seconds(("a",), 0, 1).forward == 1 + 2 * 2 * 5 + 6 + 2 * 40 / 2 / 1
+    assert rank_costs(MODEL, ((2, 3),)) is near, "the costs are made once for equal rings"
+
+
+def test_bytes_are_divided_as_far_as_the_layout_says() -> None:
+    rank = rank_costs(MODEL, ((0, 1, 2, 3),))
+    memory = rank.stage_memory(("a", "b"), 1)
+    assert memory.state == 4 * (20 + 80 / 4 + 100)  # weights, gradients and two slots of the optimizer
+    assert memory.saved == (10 + 10 / 4) + 20
+    assert rank.stage_memory(("b",), 1).received == 4, "each rank receives whole values"
+    assert rank.optimizer_seconds(("a", "b")) == 20 + 80 / 4 + 100
+
+
+def test_an_estimate_divides_the_line_that_memory_bounds_by_traffic() -> None:
+    op = layer("a", replace(shards(), traffic_bytes_per_sample=3.0))
+    graph = chain(replace(op, work=replace(op.work, traffic_bytes_per_sample=6.0)))
+    model = CostModel(graph, estimate(graph, cluster(2)), cluster(2))
+    whole, rank = (costs.table.by_op["a", "gpu"].forward.lines for costs in (model, rank_costs(model, ((0, 1),))))
+    assert [slope for _, slope in whole] == [10.0, 6.0]
+    assert [slope - 2 * 40 / 2 / 4 for _, slope in rank] == pytest.approx([6.0, 4.5])
+
+
+def test_measured_halves_and_temporaries_follow() -> None:
+    graph = chain(layer("b", None), layer("a", shards()))
+    held = Temporaries(forward=Curve(lines=((0.0, 40.0),)), backward=Curve(lines=((100.0, 60.0),)))
+    halves = Halves(input=Curve(lines=((2.0, 20.0),)), weight=Curve(lines=((3.0, 30.0),)))
+    costs = table(graph)
+    costs = replace(costs, rows=(costs.rows[0], replace(costs.rows[1], halves=halves, temporaries=held)))
+    row = rank_costs(CostModel(graph, costs, cluster(4)), ((0, 1),)).table.by_op["a", "gpu"]
+    assert row.halves is not None
+    assert row.temporaries is not None
+    assert line(row.halves.input) == pytest.approx((2 + 6, 12 + 5))
+    assert line(row.halves.weight) == pytest.approx((3, 18))
+    assert line(row.temporaries.forward) == (0, 40 * 15 / 20), "as much less as it saves"
+    assert line(row.temporaries.backward) == (60, 60 * 15 / 20), "the gradients are as much smaller as the weights"
+
+
+@pytest.mark.parametrize(("everywhere", "held"), [(True, 20 + 80 / 2), (False, 100)])
+def test_a_tied_parameter_is_divided_only_if_all_its_operators_divide_it(everywhere: bool, held: float):
+    tied = layer("b", shards() if everywhere else None, weight="a.weight")
+    graph = replace(chain(layer("a", shards()), tied), shared=(Shared(name="a.weight", bytes=80),))
+    rank = rank_costs(CostModel(graph, table(graph), cluster(2)), ((0, 1),))
+    assert rank.graph["a"].parameter_bytes == held
+    assert rank.graph.shared[0].bytes == (40 if everywhere else 80)
+    assert rank.parameter_bytes.weights(("a", "b")) == (20 + 20 + 40 if everywhere else 20 + 100)
+
+
+def test_the_work_of_messages_counts_where_devices_handle_them() -> None:
+    link = replace(cluster(2).intra_node, processor_seconds=7.0, processor_seconds_per_byte=1.0)
+    ring = Ring(link, 2)
+    fixed, slope = ring.reduce_line(2, 40)
+    assert fixed == 2 * 2 * (3 + 2 * 7)
+    assert slope == 2 * 20 * (1 / 4 + 2 * 1)
+    assert fixed + slope == 2 * (ring.reduce_seconds(20) + ring.reduce_work_seconds(20))
+    assert Ring(None, 1).reduce_line(2, 40) == (0.0, 0.0)
+
+
+def test_fingerprints_do_not_depend_on_layouts() -> None:
+    plain = Graph(name="g", ops=(Op(name="a"),), edges=())
+    shared_out = replace(plain, ops=(Op(name="a", shards=shards()),))
+    assert plain.fingerprint == shared_out.fingerprint

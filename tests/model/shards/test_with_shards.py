@@ -1,0 +1,191 @@
+"""Which layers ranks can share is found in the model, tried, and noted in its graph."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+from torch.nn import functional
+
+import graphpipe as gp
+from graphpipe.errors import InvalidInput
+from graphpipe.graph import Graph, OpShards
+from graphpipe.model.zoo.blocks import FeedForward
+from graphpipe.model.zoo.gpt import Gpt, GptShape
+
+HIDDEN, WIDE, LENGTH, WORDS = 8, 16, 6, 24
+
+
+def gpt(words: int = WORDS) -> nn.Module:
+    """Return a small language model."""
+    return Gpt(GptShape(layers=1, sequence=LENGTH, hidden=HIDDEN, heads=4, feed_forward=WIDE, vocabulary=words))
+
+
+def shards_of(model: nn.Module, inputs: Any, styles: Any = None) -> dict[str, OpShards]:
+    """Return the layouts of a model by operator."""
+    graph = gp.with_shards(gp.capture(model, inputs), model, styles)
+    return {op.name: op.shards for op in graph.ops if op.shards is not None}
+
+
+def styles_of(shards: OpShards) -> dict[str, str]:
+    """Return the styles by submodule, without the path before the last two names."""
+    return {each.submodule: each.style for each in shards.submodules}
+
+
+TOKENS = torch.zeros(2, LENGTH, dtype=torch.long)
+VALUES = torch.zeros(2, LENGTH, HIDDEN)
+
+
+def test_a_language_model_is_shared_by_heads_columns_rows_and_words() -> None:
+    found = shards_of(gpt(), TOKENS)
+    assert {name: (each.most, styles_of(each)) for name, each in found.items()} == {
+        "embedding": (WORDS, {"embedding.token": "vocabulary-rows"}),
+        "layers.0.attention": (
+            4,
+            {
+                "layers.0.attention": "heads",
+                "layers.0.attention.project_in": "column",
+                "layers.0.attention.project_out": "row",
+            },
+        ),
+        "layers.0.feed_forward": (
+            WIDE,
+            {"layers.0.feed_forward.widen": "column", "layers.0.feed_forward.narrow": "row"},
+        ),
+        "head.vocabulary": (WORDS, {"head.vocabulary": "vocabulary-columns"}),
+    }
+    attention = found["layers.0.attention"]
+    assert attention.parameters == (
+        ("layers.0.attention.project_in.bias", 0),
+        ("layers.0.attention.project_in.weight", 0),
+        ("layers.0.attention.project_out.weight", 1),
+    )
+    assert attention.parameter_bytes == 4 * (3 * HIDDEN * HIDDEN + 3 * HIDDEN + HIDDEN * HIDDEN)
+
+
+def test_work_and_sums_are_those_of_megatron() -> None:
+    graph, model = gp.capture(gpt(), TOKENS), gpt()
+    found = gp.with_shards(graph, model)
+    values = 4.0 * LENGTH * HIDDEN
+    for name in ("layers.0.attention", "layers.0.feed_forward"):
+        op, shards = found[name], found[name].shards
+        assert shards is not None
+        assert shards.flops_per_sample == pytest.approx(op.work.flops_per_sample)
+        assert (shards.forward_reductions, shards.backward_reductions) == (1, 1)
+        assert (shards.forward_bytes_per_sample, shards.backward_bytes_per_sample) == (values, values)
+        assert 0 < shards.saved_bytes_per_sample < op.work.saved_bytes_per_sample
+    widened = found["layers.0.feed_forward"].shards
+    assert widened is not None
+    assert widened.saved_bytes_per_sample == 4.0 * LENGTH * WIDE * 2  # before and behind the activation
+    head = found["head.vocabulary"].shards
+    assert head is not None
+    assert head.forward_bytes_per_sample == 4.0 * LENGTH * WORDS / 2  # a gather: half of what a sum moves
+
+
+def test_a_graph_keeps_its_fingerprint_and_its_file_holds_the_layouts(tmp_path: Any) -> None:
+    graph = gp.capture(gpt(), TOKENS)
+    found = gp.with_shards(graph, gpt())
+    assert found.fingerprint == graph.fingerprint
+    found.save(tmp_path / "graph.json")
+    assert Graph.load(tmp_path / "graph.json") == found
+
+
+@pytest.mark.parametrize(("words", "most"), [(25, None), (1025, 1024)])
+def test_parts_of_a_large_vocabulary_may_differ_by_one(words: int, most: int | None) -> None:
+    found = shards_of(gpt(words), TOKENS).get("embedding")
+    assert (found and found.most) == most
+
+
+class NormedHeads(nn.Module):
+    """Attention whose queries are normed over all heads: without a weight, a part would be normed otherwise."""
+
+    def __init__(self, whole: bool) -> None:
+        super().__init__()
+        self.head_dim, self.whole = 2, whole
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(HIDDEN, HIDDEN) for _ in range(4))
+
+    def forward(self, values: Tensor) -> Tensor:
+        query = self.q_proj(values)
+        query = functional.layer_norm(query, query.shape[-1:]) if self.whole else query
+        query, key, value = (
+            each.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for each in (query, self.k_proj(values), self.v_proj(values))
+        )
+        return self.o_proj(functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(-2))
+
+
+def test_what_would_compute_something_else_stays_whole() -> None:
+    for whole in (False, True):
+        found = shards_of(nn.Sequential(NormedHeads(whole), FeedForward(HIDDEN, WIDE)), VALUES)
+        assert any("widen" in path for each in found.values() for path in styles_of(each))
+        assert any("q_proj" in path for each in found.values() for path in styles_of(each)) != whole
+
+
+class TiedByGlue(nn.Module):
+    """A language model whose forward multiplies with the weight of its embedding itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, HIDDEN)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return functional.linear(self.embedding(tokens), self.embedding.weight)
+
+
+def test_a_weight_that_glue_reads_stays_whole() -> None:
+    assert shards_of(TiedByGlue(), TOKENS) == {}
+
+
+class Hand(nn.Module):
+    """Two layers with something in between that is not known to be elementwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(HIDDEN, WIDE), nn.Linear(WIDE, HIDDEN)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.second(torch.special.erf(self.first(values)))
+
+
+class Held(nn.Module):
+    """Holds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.last = Hand(), nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.last(self.block(values))
+
+
+@pytest.mark.parametrize(
+    "styles",
+    [
+        {"*.first": "column", "*.second": "row"},
+        {"*.first": "colwise", "*.second": "rowwise"},
+        {"block.first": ColwiseParallel(), "block.second": RowwiseParallel()},
+    ],
+    ids=["own names", "transformers", "torch"],
+)
+def test_styles_by_hand(styles: dict[str, Any]) -> None:
+    assert shards_of(Held(), VALUES) == {}
+    (found,) = shards_of(Held(), VALUES, styles).values()
+    assert styles_of(found) == {"block.first": "column", "block.second": "row"}
+
+
+def test_layers_are_left_whole_by_hand() -> None:
+    assert {*shards_of(gpt(), TOKENS, {"layers*": "copied"})} == {"embedding", "head.vocabulary"}
+
+
+@pytest.mark.parametrize(
+    ("styles", "said"),
+    [
+        ({"layer.0": "column"}, "matches no submodule"),
+        ({"layers.0.attention": "column"}, "does not fit Attention"),
+        ({"head.vocabulary": "colum"}, "unknown style 'colum'"),
+    ],
+)
+def test_styles_that_cannot_be(styles: dict[str, str], said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        shards_of(gpt(), TOKENS, styles)

@@ -1,0 +1,160 @@
+"""Plans whose devices share replicas: what the verifier refuses, and bytes by hand."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from shared_replicas import chain, layer, problem, shards
+
+from graphpipe.errors import Infeasible, InvalidInput
+from graphpipe.graph import Shared
+from graphpipe.planning.by_hand import HandPlan, HandStage, plan_by_hand
+from graphpipe.plans import Plan
+from graphpipe.plans.device_memory import beside_stages, needed_bytes
+from graphpipe.plans.verify import verify
+
+GRAPH = chain(layer("a", shards()), layer("b", None), layer("c", shards(forward=0)))
+
+
+def sound(*, memory_bytes: float = 1e6) -> Plan:
+    hand = HandPlan(
+        stages=(
+            HandStage(name="front", ops=("a", "b"), devices=(0, 1, 2, 3), micro_batch=2, tensor=2),
+            HandStage(name="back", ops=("c",), devices=(4, 5), micro_batch=1, tensor=2),
+        )
+    )
+    return plan_by_hand(problem(GRAPH, 8, memory_bytes=memory_bytes), hand)
+
+
+def changed(plan: Plan, at: int, **changes: object) -> Plan:
+    stages = list(plan.stages)
+    stages[at] = replace(stages[at], **changes)
+    return replace(plan, stages=tuple(stages), planner="graphpipe")
+
+
+CASES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
+    "zero": (
+        lambda p: changed(p, 0, tensor=0, micro_batch=4, in_flight=4),
+        "stage 'front': tensor is 0, must be at least 1",
+    ),
+    "no whole replicas": (lambda p: changed(p, 0, tensor=3), "4 devices are no whole replicas of 3 devices each"),
+    "more than can share": (
+        lambda p: changed(p, 1, devices=(4, 5, 6), tensor=3),
+        "operator 'c' can be shared by 8 devices or a divisor of it, but tensor is 3. Choose a divisor of 8",
+    ),
+    "two nodes": (
+        lambda p: changed(changed(p, 0, devices=(0, 1)), 1, devices=(3, 4)),
+        "stage 'back': 'd3' on node 'n0' and 'd4' on 'n1' share a replica",
+    ),
+    "half of another stage's replica": (
+        lambda p: changed(p, 1, devices=(3,), tensor=1),
+        "'d2' and 'd3' share a replica, but host different replicas or stages: ['front'] and ['back', 'front']",
+    ),
+    "another replica": (
+        lambda p: changed(p, 1, devices=(0, 1), tensor=1, micro_batch=2, in_flight=2),
+        "'d0' and 'd1' share a replica, but host different replicas or stages",
+    ),
+    "inference": (lambda p: replace(p, trains=False), "2 devices share a replica, but the plan does not train"),
+    "without a flush": (lambda p: replace(p, weights="stash"), "but the weight policy is 'stash'"),
+    "micro-batch": (
+        lambda p: changed(p, 0, micro_batch=1, in_flight=4),
+        "stage 'front': micro_batch 1 does not split over 2 replicas",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_unsound_plan_is_refused(case: str):
+    change, message = CASES[case]
+    with pytest.raises(InvalidInput) as caught:
+        verify(change(sound()))
+    assert message in str(caught.value)
+
+
+def test_a_person_may_let_devices_of_two_nodes_share_a_replica() -> None:
+    plan = changed(changed(sound(), 0, devices=(0, 1)), 1, devices=(3, 4))
+    verify(replace(plan, planner="hand"))
+    assert plan.task_seconds(1, 3).forward == 1 + 6, "nothing is summed in its forward"
+    assert plan.task_seconds(1, 3).input_gradient == 1 + 6
+
+
+def test_replicas_and_peers_follow_from_the_order_of_devices() -> None:
+    stage = sound().stages[0]
+    assert (stage.degree, stage.replicas, stage.peers) == (2, ((0, 1), (2, 3)), ((0, 2), (1, 3)))
+    assert [stage.replica_of(device) for device in stage.devices] == [0, 0, 1, 1]
+
+
+def test_the_bytes_of_each_device_by_hand() -> None:
+    plan = sound()
+    front, back = plan.stages
+    needed = needed_bytes(plan)
+    state = 4 * (20 + 80 / 2 + 100)
+    saved = (10 + 10 / 2) + 20
+    assert needed[0] == needed[3] == state + front.in_flight / 2 * saved
+    assert needed[4] == 4 * (20 + 80 / 2) + back.in_flight * (15 + 4)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("state", ["whole", "optimizer", "all", "layers"])
+def test_the_verifier_counts_the_same_bytes(recompute: str, state: str):
+    plan = changed(sound(), 0, recompute=recompute, state=state)
+    most = max(needed_bytes(plan).values())
+
+    def with_memory(count: float) -> Plan:
+        kinds = tuple(replace(kind, memory_bytes=count) for kind in plan.cluster.device_types)
+        return replace(plan, cluster=replace(plan.cluster, device_types=kinds))
+
+    verify(with_memory(most))
+    with pytest.raises(Infeasible, match="stage 'front' needs"):
+        verify(with_memory(most - 1))
+
+
+def test_tasks_updates_and_sums_by_hand() -> None:
+    plan = sound()
+    task = plan.task_seconds(0, 0)
+    assert task.forward == (1 + 12 + 6 + 10) + (1 + 10)
+    assert plan.reduced_bytes(0) == 20 + 80 / 2 + 100
+    # Devices 0 and 2 have the same parts, and so have 1 and 3: two rings of two devices.
+    assert plan.reduce_seconds(0) == 2 * (3 + 160 / 2 / 4)
+    assert plan.optimizer_seconds(0) == 160
+    assert plan.reduce_seconds(1) == 0, "there is one replica"
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_tied_parameters_are_summed_in_parts_where_all_stages_have_the_same_parts(equal: bool):
+    tied = layer("c", shards(forward=0), weight="a.weight")
+    graph = chain(layer("a", shards()), layer("b", None), tied)
+    graph = replace(graph, shared=(Shared(name="a.weight", bytes=80),))
+    ranks = 2 if equal else 4
+    hand = HandPlan(
+        stages=(
+            HandStage(ops=("a", "b"), devices=(0, 1), micro_batch=1, tensor=2),
+            HandStage(ops=("c",), devices=(4, 5, 6, 7)[:ranks], micro_batch=1, tensor=ranks),
+        )
+    )
+    plan = plan_by_hand(problem(graph, 8), hand)
+    (summed,) = plan.tied_gradients
+    assert bool(plan.graph["a"].shards) == bool(plan.graph["c"].shards) == equal, "unequal stages hold it whole"
+    if equal:
+        assert (summed.rings, summed.bytes) == (((0, 4), (1, 5)), 40)
+    else:
+        assert (summed.rings, summed.bytes) == (((0, 1, 4, 5, 6, 7),), 80)
+
+
+def test_a_replica_of_several_devices_has_a_communicator_of_its_own() -> None:
+    plan = sound()
+    kinds = tuple(replace(kind, communicator_bytes=1.0) for kind in plan.cluster.device_types)
+    plan = replace(plan, cluster=replace(plan.cluster, device_types=kinds))
+    verify(plan)
+    held = beside_stages(plan)
+    # Device 0 sends to 4 and gets gradients from it; it sums gradients with 2, values with 1, and there is one of all.
+    assert held[0].communicators == 2 * 1 + 3
+    assert held[4].communicators == 2 * 2 + 2  # it exchanges messages with 0 and 2
+
+
+def test_a_plan_file_keeps_the_degree(tmp_path) -> None:
+    plan = sound()
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    one = replace(plan, stages=tuple(replace(stage, tensor=1) for stage in plan.stages))
+    assert one.fingerprint != plan.fingerprint

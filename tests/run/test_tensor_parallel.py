@@ -1,0 +1,139 @@
+"""Ranks that share each replica of a stage train as the whole model does in plain PyTorch, in double precision."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from run_ranks import run_ranks, values
+from run_tensor_parallel import MODELS, Case, Cut, captured_of, plan_of, train, train_all, train_plainly
+
+from graphpipe.graph import ParameterSlice
+from graphpipe.model.capture_file.capture_file import save_capture
+
+GPT_TWO: Cut = [
+    (["embedding", "layers.0*"], [0, 1], 2, 2),
+    (["layers.1*", "head*"], [2, 3], 2, 1),
+]
+"""Two stages of two ranks each."""
+GPT_REPLICAS: Cut = [(["*"], [0, 1, 2, 3], 2, 2)]
+"""One stage: two replicas of two ranks."""
+GPT_UNEQUAL: Cut = [
+    (["embedding", "layers.0*"], [0, 1], 2, 2),
+    (["layers.1*", "head*"], [2], 1, 1),
+]
+"""Two ranks that share a stage, and one that does not."""
+GROUPED_TWO: Cut = [
+    (["embedding", "attention"], [0, 1], 2, 2),
+    (["feed_forward", "last*", "head*"], [2, 3], 2, 2),
+]
+GROUPED_UNEQUAL: Cut = [
+    (["embedding", "attention"], [0, 1], 2, 2),
+    (["feed_forward", "last*", "head*"], [2], 1, 2),
+]
+CASES = {
+    "two stages": ("gpt", GPT_TWO),
+    "replicas": ("gpt", GPT_REPLICAS),
+    "unequal": ("gpt", GPT_UNEQUAL),
+    "grouped queries": ("grouped", GROUPED_TWO),
+    "tied, unequal": ("grouped", GROUPED_UNEQUAL),
+    "split backward": ("gpt", GPT_TWO),
+    "recomputed": ("gpt", GPT_TWO),
+}
+CHANGES: dict[str, dict[str, Any]] = {"split backward": {"schedule": "zb-h1"}, "recomputed": {"recompute": "full"}}
+"""Of the plans of some cases."""
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return where the first case saves a checkpoint, from which a later one goes on."""
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, saved: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return what every rank of every case has computed: the ranks are started once."""
+    for model in MODELS:
+        assert save_capture(captured_of(model), saved / model)
+    cases = {
+        name: Case(name=model, plan=plan_of(model, cut, **CHANGES.get(name, {})), captured=str(saved / model))
+        for name, (model, cut) in CASES.items()
+    }
+    cases["two stages"] = replace(cases["two stages"], folder=str(saved / "steps"))
+    cases["resumed"] = replace(cases["replicas"], resume=str(saved / "steps"))
+    cases["clipped"] = replace(cases["grouped queries"], options={"clip_norm": 0.5})
+    cases["dropout"] = replace(cases["grouped queries"], dropout=0.5)
+    cases["sharded state"] = replace(cases["resumed"], options={"shard_optimizer": True}, folder=str(saved / "more"))
+    by_rank = values(run_ranks(train_all, 4, tmp_path_factory.mktemp("ranks"), [*cases.values()]))
+    return {name: [found[at] for found in by_rank] for at, name in enumerate(cases)}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_that_share_layers_train_as_plain_pytorch(trained: dict[str, list[dict[str, Any]]], case: str) -> None:
+    plain = train_plainly(CASES[case][0])
+    for rank, found in enumerate(trained[case]):
+        assert found["losses"] == pytest.approx(plain["losses"], rel=1e-12)
+        assert found["norms"] == pytest.approx(plain["norms"], rel=1e-12)
+        assert found["evaluated"] == pytest.approx(plain["evaluated"], rel=1e-12)
+        for name, tensor in plain["state"].items():
+            torch.testing.assert_close(found["state"][name], tensor, rtol=1e-11, atol=1e-12, msg=f"{rank} {name}")
+        for name, gradient in found["gradients"].items():
+            piece = ParameterSlice.parse(name)
+            wanted = plain["gradients"][piece.parameter if piece else name]
+            wanted = wanted.narrow(piece.dimension, piece.start, piece.stop - piece.start) if piece else wanted
+            torch.testing.assert_close(gradient, wanted, rtol=1e-11, atol=1e-13, msg=f"{rank} {name}")
+
+
+def test_a_rank_holds_about_half_of_the_parameters(trained: dict[str, list[dict[str, Any]]]) -> None:
+    # Norms, biases of rows and positions are whole. They are few in models that need several ranks.
+    whole = sum(each.numel() for each in train_plainly("gpt")["gradients"].values())
+    assert all(found["held"] <= 0.62 * whole for found in trained["replicas"])
+    assert sum(found["held"] for found in trained["two stages"]) <= 2 * 0.62 * whole
+
+
+def test_a_checkpoint_of_shared_layers_continues_under_another_plan(
+    trained: dict[str, list[dict[str, Any]]], saved: Path
+) -> None:
+    plain = train_plainly("gpt", 4)
+    assert trained["resumed"][0]["losses"] == pytest.approx(plain["losses"][2:], rel=1e-12)
+    alone = train(Case(name="gpt", plan=plan_of("gpt", GPT_UNEQUAL), resume=str(saved / "steps")))
+    assert alone["losses"] == pytest.approx(plain["losses"][2:], rel=1e-12)
+
+
+def test_gradients_are_clipped_by_the_norm_of_the_whole_model(trained: dict[str, list[dict[str, Any]]]) -> None:
+    plain = train_plainly("grouped", 2, 0.5)
+    for found in trained["clipped"]:
+        assert found["norms"] == pytest.approx(plain["norms"], rel=1e-6)  # the factor is in single precision
+        torch.testing.assert_close(found["state"]["last.down.weight"], plain["state"]["last.down.weight"])
+
+
+def test_backwards_of_shared_layers_are_split(trained: dict[str, list[dict[str, Any]]]) -> None:
+    assert [found["backwards"] for found in trained["split backward"]] == [{}, {}, {"s1": "split"}, {"s1": "split"}]
+
+
+def test_ranks_drop_other_values_inside_what_they_share_and_the_same_behind_it(
+    trained: dict[str, list[dict[str, Any]]],
+) -> None:
+    one, other = (found["dropped"] for found in trained["dropout"][2:])
+    assert len(one) == len(other) > 4
+    for inside, behind in ((0, 1), (2, 3)):
+        assert not torch.equal(one[inside], other[inside])
+        assert torch.equal(one[behind], other[behind])
+    states = [found["gradients"]["last.norm.weight"] for found in trained["dropout"][2:]]
+    assert torch.equal(*states)
+
+
+def test_replicas_of_shared_layers_shard_the_state_of_the_optimizer(
+    trained: dict[str, list[dict[str, Any]]], saved: Path
+) -> None:
+    plain = train_plainly("gpt", 6)
+    assert trained["sharded state"][0]["losses"] == pytest.approx(plain["losses"][2:4], rel=1e-12)
+    alone = train(Case(name="gpt", plan=plan_of("gpt", GPT_TWO), resume=str(saved / "more")))
+    assert alone["losses"] == pytest.approx(plain["losses"][4:], rel=1e-12)
+
+
+def test_one_process_computes_the_whole_model() -> None:
+    found, plain = train(Case(name="gpt", plan=plan_of("gpt", GPT_TWO))), train_plainly("gpt")
+    assert found["losses"] == pytest.approx(plain["losses"], rel=1e-12)
+    assert {*found["gradients"]} == {*plain["gradients"]}

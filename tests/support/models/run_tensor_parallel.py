@@ -1,0 +1,210 @@
+"""Trainings in which several ranks share each replica of a stage: importable functions of plain values."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import graphpipe as gp
+from graphpipe.model.capture.capture import Captured, capture_nodes
+from graphpipe.model.capture_file.capture_file import load_capture
+from graphpipe.model.zoo.gpt import Gpt, GptShape
+
+SAMPLES, LENGTH, VOCABULARY = 4, 6, 24
+Cut = Sequence[tuple[Sequence[str], Sequence[int], int, int]]
+"""For each stage: patterns of operators, devices, how many of them share a replica, and the micro-batch."""
+
+
+def gpt() -> nn.Module:
+    """Return the language model of the zoo, very small: packed queries, keys and values, and a head of its own."""
+    torch.manual_seed(0)
+    return Gpt(GptShape(layers=2, sequence=LENGTH, hidden=8, heads=4, feed_forward=16, vocabulary=VOCABULARY))
+
+
+class GroupedAttention(nn.Module):
+    """Attention, whose keys and values several heads share: (n, length, 16) -> the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head_dim, self.dropout = 4, 0.0
+        self.q_proj, self.o_proj = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.k_proj, self.v_proj = nn.Linear(16, 8, bias=False), nn.Linear(16, 8, bias=False)
+
+    def forward(self, values: Tensor) -> Tensor:
+        query, key, value = (
+            each(values).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for each in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        key, value = key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)
+        dropout = self.dropout if self.training else 0.0
+        mixed = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        return values + self.o_proj(mixed.transpose(1, 2).flatten(-2))
+
+
+class Gated(nn.Module):
+    """A gated feed-forward with dropout inside and behind it: (n, length, 16) -> the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.inside, self.behind = nn.RMSNorm(16), nn.Dropout(0.0), nn.Dropout(0.0)
+        self.gate, self.up, self.down = nn.Linear(16, 24), nn.Linear(16, 24), nn.Linear(24, 16)
+
+    def forward(self, values: Tensor) -> Tensor:
+        normed = self.norm(values)
+        wide = functional.silu(self.gate(normed)) * self.up(normed)
+        return values + self.behind(self.down(self.inside(wide)))
+
+
+class Grouped(nn.Module):
+    """A language model with grouped queries, and one weight for the embedding and the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 16)
+        self.attention, self.feed_forward, self.last = GroupedAttention(), Gated(), Gated()
+        self.head = nn.Linear(16, VOCABULARY, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.last(self.feed_forward(self.attention(self.embedding(tokens)))))
+
+
+def grouped() -> nn.Module:
+    """Return that model."""
+    torch.manual_seed(0)
+    return Grouped()
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"gpt": gpt, "grouped": grouped}
+
+
+def batch(step: int = 0) -> tuple[Tensor, Tensor]:
+    """Return tokens (samples, length) and the next tokens."""
+    draw = torch.Generator().manual_seed(step)
+    tokens = torch.randint(VOCABULARY, (SAMPLES, LENGTH + 1), generator=draw)
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def loss_fn(output: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross-entropy of the next tokens."""
+    return functional.cross_entropy(output.flatten(0, 1), targets.flatten())
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    """Return an optimizer with a state."""
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+@cache
+def captured_of(name: str) -> Captured:
+    """Return the capture of a model in double precision, once in each process."""
+    return capture_nodes(MODELS[name]().double(), {"tokens": batch()[0]})
+
+
+def plan_of(name: str, cut: Cut, schedule: str = "1f1b", **changes: Any) -> gp.Plan:
+    """Return a plan of a model with some stages.
+
+    Args:
+        name: of the model.
+        cut: the stages.
+        schedule: of the plan.
+        changes: fields of all stages.
+    """
+    graph = gp.with_shards(captured_of(name).graph, MODELS[name]().double())
+    cluster = gp.Cluster.preset(f"local:{1 + max(device for _, devices, _, _ in cut for device in devices)}")
+    costs = gp.estimate(graph, cluster)
+    stages = [
+        gp.HandStage(ops=tuple(ops), devices=tuple(on), micro_batch=size, tensor=degree, **changes)
+        for ops, on, degree, size in cut
+    ]
+    return gp.hand_plan(graph, costs, cluster, batch_size=SAMPLES, stages=stages, schedule=schedule)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A training."""
+
+    name: str
+    """Of the model."""
+    plan: gp.Plan
+    steps: int = 2
+    folder: str = ""
+    """Where a checkpoint is saved after the last step; empty: nowhere."""
+    resume: str = ""
+    """The checkpoints that it begins from."""
+    captured: str = ""
+    """The file of its capture, so that no rank needs to capture it."""
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Of the pipeline."""
+    dropout: float = 0.0
+    """Inside what ranks share, and behind it."""
+
+
+def train(case: Case) -> dict[str, Any]:
+    """Train some steps; return losses, norms, the last gradients, how much is held, and all weights."""
+    model = MODELS[case.name]().double()
+    dropped = drop(model, case.dropout)
+    captured = load_capture(Path(case.captured), case.plan.graph) if case.captured else captured_of(case.name)
+    options = gp.PipelineOptions(timeout_seconds=20, captured=captured, **case.options)
+    found: dict[str, Any] = {"losses": [], "norms": []}
+    with gp.Pipeline(case.plan, model, loss_fn, sgd, options=options) as pipeline:
+        if case.resume:
+            gp.Checkpoints(pipeline, case.resume).load()
+        for step in range(pipeline.steps, pipeline.steps + case.steps):
+            inputs, targets = batch(step)
+            found["losses"].append(pipeline.step({"tokens": inputs}, targets))
+            found["norms"].append(pipeline.gradient_norms[0])
+        found["dropped"], found["backwards"] = [*dropped], pipeline.backwards()
+        found["gradients"] = pipeline.gradients()
+        found["held"] = sum(each.numel() for each in pipeline.gradients().values() if each is not None)
+        if case.folder:
+            with gp.Checkpoints(pipeline, case.folder) as checkpoints:
+                checkpoints.save()
+        inputs, targets = batch(7)
+        found["evaluated"] = pipeline.evaluate({"tokens": inputs}, targets)[0]
+        pipeline.sync_model()
+        found["state"] = {key: value.clone() for key, value in model.state_dict().items()}
+    return found
+
+
+def drop(model: nn.Module, rate: float) -> list[Tensor]:
+    """Let a model drop values, and return a list to which every dropout will add what it has dropped."""
+    dropped: list[Tensor] = []
+    for part in model.modules():
+        if isinstance(part, nn.Dropout) and rate:
+            part.p = rate
+            part.register_forward_hook(lambda part, given, result: dropped.append(result == 0))
+    return dropped
+
+
+def train_all(cases: Sequence[Case]) -> list[dict[str, Any]]:
+    """Train each of the cases."""
+    return [train(case) for case in cases]
+
+
+@cache
+def train_plainly(name: str, steps: int = 2, clip_norm: float = 1e9) -> dict[str, Any]:
+    """Train without a pipeline."""
+    model = MODELS[name]().double()
+    optimizer = sgd(model.parameters())
+    found: dict[str, Any] = {"losses": [], "norms": []}
+    for step in range(steps):
+        inputs, targets = batch(step)
+        optimizer.zero_grad()
+        loss = loss_fn(model(inputs), targets)
+        loss.backward()
+        found["losses"].append(float(loss.detach()))
+        found["norms"].append(float(nn.utils.clip_grad_norm_(model.parameters(), clip_norm)))
+        optimizer.step()
+    found["gradients"] = {key: each.grad for key, each in model.named_parameters()}
+    model.eval()
+    with torch.no_grad():
+        inputs, targets = batch(7)
+        found["evaluated"] = float(loss_fn(model(inputs), targets))
+    found["state"] = dict(model.state_dict())
+    return found
