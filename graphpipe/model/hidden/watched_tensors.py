@@ -34,6 +34,8 @@ class TensorUse:
 _USE: ContextVar[TensorUse | None] = ContextVar("what to do with uses that leave no operator", default=None)
 _OWN: Any = Tensor.__base__
 """Has the attributes of tensors as torch defines them."""
+_FOR_USERS = ("torch.autograd.graph", "torch.nn.utils.convert_parameters")
+"""Modules of torch whose functions set hooks, or replace data (`vector_to_parameters`), for the user."""
 _HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
 
 
@@ -132,4 +134,4 @@ def _set_requires_grad(tensor: Any, required: bool) -> None:
 def _asked_by_user() -> bool:
     # Whether the code that asks for an attribute is not torch's own, or sets hooks of several tensors for the user.
     asking = sys._getframe(2).f_globals.get("__name__", "")  # pyright: ignore[reportPrivateUsage]
-    return asking.partition(".")[0] not in ("torch", "graphpipe") or asking == "torch.autograd.graph"
+    return asking.partition(".")[0] not in ("torch", "graphpipe") or asking in _FOR_USERS

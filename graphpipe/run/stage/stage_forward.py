@@ -77,7 +77,7 @@ class StageForward:
             if monitor.injector.armed:
                 loss = monitor.corrupt("forward", loss)
         if given is not None:  # after the loss, which says itself if it is no mean over samples
-            mixed = check_divided(program, given, self._known_loss())
+            mixed = check_divided(program, given, self._known_loss(), replica.stage_name)
             outputs = outputs if mixed is None else without_gradients(outputs, mixed)
         return Computed(outputs, result, loss)
 
@@ -87,7 +87,8 @@ class StageForward:
         if not batch.training or batch.step != 1 or len(rows) == batch.size or not torch.is_grad_enabled():
             return None
         named = None if replica.sync.traits.shards_parameters else mixing_of(replica.program)
-        if named is None or (rows.start and not named):
+        number = rows.start // batch.micro_batches[replica.slot.stage]
+        if named is None or (number & (number - 1) and not named):  # few of many, as more would take long
             return None
         first = rows.stop if rows.stop + len(rows) <= batch.size else rows.start - len(rows)
         others = SampleRange(first, first + len(rows))
@@ -97,6 +98,7 @@ class StageForward:
             batch.target_rows(rows, replica.device) if self._known_loss() is not None else None,
             len(rows),
             {name: self._single(each) for name, each in batch.input_rows(names, others, replica.device).items()},
+            first=number == 0,
         )
 
     def _single(self, value: Tensor) -> Tensor:

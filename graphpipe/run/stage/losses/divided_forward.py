@@ -13,7 +13,6 @@ What differs by more than rounding is computed again in double precision, where 
 does not. Nothing here needs to know why a stage mixes samples.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,9 +24,11 @@ from graphpipe.graph import Mixing
 from graphpipe.model.capture.batch_statistics import what_and_remedy
 from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.model.stage_program import StageProgram
-from graphpipe.run.stage.losses.check_mean import REMEDY
+from graphpipe.run.stage.losses.check_mean import no_mean
+from graphpipe.run.stage.losses.divided_backward import check_divided_backward
 from graphpipe.run.stage.losses.mixing_place import mixing_place
 from graphpipe.run.stage.losses.parts_of_samples import (
+    STAYS,
     Found,
     Loss,
     Parts,
@@ -40,12 +41,10 @@ from graphpipe.run.stage.losses.parts_of_samples import (
     is_near,
     tolerance,
 )
-from graphpipe.run.stage.losses.undisturbed import called_in_double, doubled, undisturbed
+from graphpipe.run.stage.losses.undisturbed import doubled, in_double, undisturbed
 from graphpipe.run.stage.losses.weighted_loss import WeightedLoss, once
 
 NamedTensors = dict[str, Tensor]
-_STAYS = 0.1
-"""In double precision, a difference that is no rounding is still this share of what it was."""
 _PLAIN = 1e-2
 """Relative: a difference that counts where a stage does not run in double precision."""
 _UNKNOWN = what_and_remedy(Mixing(where="", operator=""))
@@ -78,18 +77,19 @@ def mixing_of(program: StageProgram) -> bool | None:
     return program.mixes is not None if isinstance(program, ModuleStage) else None
 
 
-def check_divided(program: StageProgram, samples: Samples, loss_fn: Loss | None) -> Mixed | None:
+def check_divided(program: StageProgram, samples: Samples, loss_fn: Loss | None, stage: str) -> Mixed | None:
     """Return the values that are sent on, and that are others for some samples alone than among others; None: none are.
 
-    Nothing is kept: buffers, attributes and random numbers are as before.
+    Nothing is kept: buffers, attributes, gradients and random numbers are as before.
 
     Args:
         program: of a stage.
         samples: of a micro-batch.
         loss_fn: if it computes the loss.
+        stage: its name.
 
     Raises:
-        InvalidInput: the loss of the samples does not follow from those of some of them.
+        InvalidInput: the loss of the samples, or a gradient, does not follow from those of some of them.
     """
     assert isinstance(program, ModuleStage)
     low = any(is_low(each) for each in program.module.parameters())
@@ -99,11 +99,24 @@ def check_divided(program: StageProgram, samples: Samples, loss_fn: Loss | None)
             break
     else:  # it takes no other number of samples, or draws random numbers that are not torch's
         return None
-    if not (first.sent or first.loss):
-        return None
+    mixed = None
+    if first.sent or first.loss:
+        mixed = _confirmed(program, parts, loss_fn, first, low=low)
+    if samples.first:
+        check_divided_backward(program, parts, loss_fn, stage, () if mixed is None else mixed.names)
+    return mixed
+
+
+def _confirmed(
+    program: ModuleStage, parts: Parts, loss_fn: Loss | None, first: _Differences, *, low: bool
+) -> Mixed | None:
     found = first if low else _differences(program, parts, loss_fn, double=True)
     names = first.large if found is None else frozenset(found.sent)
-    kept = [name for name in names if found is None or found.sent[name] > _STAYS * first.sent.get(name, math.inf)]
+    kept = [
+        name
+        for name in names & first.sent.keys()
+        if found is None or found.sent[name] >= STAYS * first.sent.get(name, 0.0)
+    ]
     off = (found or first).loss
     if not (kept or off):
         return None
@@ -111,8 +124,7 @@ def check_divided(program: StageProgram, samples: Samples, loss_fn: Loss | None)
     if not off:
         return Mixed(tuple(sorted(kept)), mixing)
     if not (found or first).output:
-        what = f"the loss of {parts.whole.rows} samples is not what follows from the losses of its parts"
-        raise InvalidInput(f"{what}, so micro-batches would train another loss", where="loss_fn", remedy=REMEDY)
+        raise no_mean(parts.whole.rows)
     raise refused(mixing, "the loss depends on it")
 
 
@@ -144,33 +156,32 @@ def _refusing(value: Tensor, mixing: tuple[str, str]) -> Tensor:
 
 
 def _differences(program: ModuleStage, parts: Parts, loss_fn: Loss | None, *, double: bool) -> _Differences | None:
-    # None if the stage does not run, or does not compute the same twice.
+    # None if the stage does not run, or does not compute the same twice. If a capture names a mixture, the loss is
+    # compared in any case. Otherwise it is checked apart.
+    named = program.mixes is not None
     if double:
         parts = parts.changed(doubled)
     with undisturbed(parts.device, double=double):
         try:
-            call = called_in_double(program.module) if double else None
+            call = in_double(program.module)[0] if double else None
             whole, apart = (
                 computed(program, parts.whole, call),
                 [computed(program, each, call) for each in parts.halves],
             )
-            found = _compared(program, parts, whole, apart, loss_fn)
+            found = _compared(parts, whole, apart, loss_fn, named=named)
             if not (found.sent or found.loss):
                 return found
             again = computed(program, parts.whole, call)
-            same = _compared(program, parts, whole, [again], None)
+            same = _compared(parts, whole, [again], None, named=False)
         except Exception:  # it may not take another number of samples, or no double precision
             return None
     return None if same.sent or same.output else found
 
 
-def _compared(
-    program: ModuleStage, parts: Parts, whole: Found, apart: Sequence[Found], loss_fn: Loss | None
-) -> _Differences:
+def _compared(parts: Parts, whole: Found, apart: Sequence[Found], loss_fn: Loss | None, *, named: bool) -> _Differences:
     sent = {name: torch.cat([each.sent[name] for each in apart]) for name in whole.sent}
     sizes = {name: away(value, sent[name]) for name, value in whole.sent.items()}
     output = not follows(whole.outputs, [each.outputs for each in apart], parts.whole.rows)
-    named = program.mixes is not None  # otherwise the loss itself is checked apart
     return _Differences(
         sent={name: size for name, size in sizes.items() if size > tolerance(whole.sent[name])},
         output=output,

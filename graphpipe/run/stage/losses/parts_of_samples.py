@@ -1,6 +1,7 @@
 """Samples as a whole and in two parts, what a stage computes of them, and how far both are apart."""
 
 import copy
+import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +16,8 @@ from graphpipe.run.stage.losses.undisturbed import as_before
 from graphpipe.run.stage.losses.weighted_loss import WeightedLoss
 from graphpipe.run.stage.tensor_tree import leaves, map_tensors
 
+STAYS = 0.1
+"""In double precision, a difference that is no rounding is still this share of what it was."""
 _EXACT = 1e-4
 """Relative to the largest element. Products of matrices with other numbers of rows are rounded otherwise."""
 _ROUNDED = 8.0
@@ -39,6 +42,8 @@ class Samples:
     """Their number."""
     others: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Values of as many other samples, where they are known."""
+    first: bool = False
+    """Whether they are the first of the mini-batch, whose gradients are compared too."""
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> "Samples":
         """Return the samples with their tensors changed."""
@@ -77,12 +82,16 @@ class Found:
 
     def loss(self, loss_fn: Loss, part: Samples) -> tuple[float, float]:
         """Return the sum of the losses of the samples, and their weight. The function keeps nothing."""
-        weighs = isinstance(loss_fn, WeightedLoss)
-        holder = loss_fn.function if weighs else loss_fn
-        if isinstance(holder, nn.Module):
-            holder = copy.deepcopy(holder)
-        own = WeightedLoss(holder, loss_fn.weight) if weighs else holder
-        return sum_and_weight(own, self.result, part.targets, part.rows)
+        return sum_and_weight(own_loss(loss_fn), self.result, part.targets, part.rows)
+
+
+def own_loss(loss_fn: Loss) -> Loss:
+    """Return a copy of a loss function that may keep something."""
+    weighs = isinstance(loss_fn, WeightedLoss)
+    holder = loss_fn.function if weighs else loss_fn
+    if isinstance(holder, nn.Module):
+        holder = copy.deepcopy(holder)
+    return WeightedLoss(holder, loss_fn.weight) if weighs else holder
 
 
 def divisions(samples: Samples) -> Generator[Parts]:
@@ -108,13 +117,19 @@ def computed(program: ModuleStage, part: Samples, call: Callable[..., Any] | Non
     """
     values = {name: value.detach().clone() for name, value in part.values.items()}  # a forward may write into them
     with as_before(program.module):
-        if call is None:
-            sent, result = program(values)
-        else:
-            found, results = call(*[values[name] for name in program.arguments])
-            sent, result = dict(zip(program.sent, found, strict=True)), program.output(results)
+        sent, result = results(program, values, call)
         outputs = leaves(result) if program.is_output else []
         return Found({name: value.clone() for name, value in sent.items()}, outputs, result)
+
+
+def results(
+    program: ModuleStage, values: Mapping[str, Tensor], call: Callable[..., Any] | None
+) -> tuple[NamedTensors, Any]:
+    """Return what a stage sends on, and the model's output, as a call of the program."""
+    if call is None:
+        return program(values)
+    found, output = call(*[values[name] for name in program.arguments])
+    return dict(zip(program.sent, found, strict=True)), program.output(output)
 
 
 def away(one: Tensor, other: Tensor) -> float:
@@ -123,8 +138,8 @@ def away(one: Tensor, other: Tensor) -> float:
         return 0.0
     if not (one.is_floating_point() or one.is_complex()):
         return float(torch.count_nonzero(one != other))
-    found = (one - other).abs()
-    return torch.where(found == found, found, 0).max().item()  # of infinite and undefined elements, nothing is known
+    same = (one == other) | ((one != one) & (other != other))
+    return torch.where(same, 0, (one - other).abs()).nan_to_num(nan=math.inf, posinf=math.inf).max().item()
 
 
 def tolerance(value: Tensor, share: float = _EXACT) -> float:

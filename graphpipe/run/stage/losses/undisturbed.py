@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from graphpipe.model.kept_attributes import attributes_kept
 from graphpipe.model.split.mode_dropout import ModeDropout
+from graphpipe.model.split.recompute_region import RecomputeRegion
 from graphpipe.model.torch_private import own_buffers
 from graphpipe.run.device.fixed_draws import FixedDraws
 from graphpipe.run.device.rng import preserve_rng_state
@@ -59,6 +60,7 @@ def as_before(module: nn.Module) -> Generator[None]:
     """
     parts = [part for part in module.modules() if not isinstance(part, torch.jit.ScriptModule)]
     off = [part for part in parts if isinstance(part, (*_DROPOUTS, *_NORMS)) and part.training]
+    regions = [(part, part.keeper) for part in parts if isinstance(part, RecomputeRegion)]
     drops = [(part, part.probability) for part in parts if isinstance(part, ModeDropout)]
     copies = {id(buffer): buffer.clone() for buffer in module.buffers()}
     with attributes_kept(module):
@@ -70,6 +72,8 @@ def as_before(module: nn.Module) -> Generator[None]:
                 vars(part)["forward"] = _unchanged
         for part, _ in drops:
             part.probability = 0.0
+        for region, _ in regions:
+            region.keeper = None  # nothing is recomputed or offloaded
         try:
             yield
         finally:
@@ -77,6 +81,8 @@ def as_before(module: nn.Module) -> Generator[None]:
                 part.training = True
             for part, probability in drops:
                 part.probability = probability
+            for region, keeper in regions:
+                region.keeper = keeper
 
 
 def doubled(value: Tensor) -> Tensor:
@@ -84,18 +90,22 @@ def doubled(value: Tensor) -> Tensor:
     return value.detach().double() if value.is_floating_point() else value.detach()
 
 
-def called_in_double(module: nn.Module) -> Callable[..., Any]:
-    """Return a function that calls a module with copies of its parameters and buffers in double precision."""
+def in_double(module: nn.Module) -> tuple[Callable[..., Any], dict[str, Tensor]]:
+    """Return a function that calls a module with copies of its tensors in double precision, and the copies that train.
+
+    Args:
+        module: of a stage. The copies are by the names of its parameters.
+    """
     held = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-    copies = {id(tensor): doubled(tensor).clone() for _, tensor in held}
+    copies = {id(tensor): doubled(tensor).clone().requires_grad_(tensor.requires_grad) for _, tensor in held}
     named = {name: copies[id(tensor)] for name, tensor in held}
+    buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
 
     def call(*args: Tensor) -> Any:
         fresh = {name: value.clone() if name in buffers else value for name, value in named.items()}
         return torch.func.functional_call(module, fresh, args)
 
-    buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
-    return call
+    return call, {name: named[name] for name, each in module.named_parameters() if each.requires_grad}
 
 
 def _unchanged(value: Given, *_: object, **__: object) -> Given:
