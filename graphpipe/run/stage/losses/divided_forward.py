@@ -26,6 +26,7 @@ from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.run.stage.losses.check_mean import no_mean
 from graphpipe.run.stage.losses.divided_backward import check_divided_backward
+from graphpipe.run.stage.losses.kept_between import warn_of_kept_values
 from graphpipe.run.stage.losses.mixing_place import mixing_place
 from graphpipe.run.stage.losses.parts_of_samples import (
     STAYS,
@@ -103,6 +104,7 @@ def check_divided(program: StageProgram, samples: Samples, loss_fn: Loss | None,
     if first.sent or first.loss:
         mixed = _confirmed(program, parts, loss_fn, first, low=low)
     if samples.first:
+        warn_of_kept_values(program, samples, stage)
         check_divided_backward(program, parts, loss_fn, stage, () if mixed is None else mixed.names)
     return mixed
 

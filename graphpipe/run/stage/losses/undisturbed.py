@@ -2,6 +2,7 @@
 
 import random
 import sys
+import warnings
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar, cast
@@ -43,6 +44,7 @@ def undisturbed(device: torch.device, *, double: bool = False) -> Generator[None
         preserve_rng_state(device),
         cast("AbstractContextManager[None]", eager),
         FixedDraws(double=double, norms=False),
+        warnings.catch_warnings(action="ignore"),  # forwards have given theirs
     ):
         try:
             yield
