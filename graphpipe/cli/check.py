@@ -1,6 +1,7 @@
 """`graphpipe check`: train a few samples in plain PyTorch and as a plan cuts and divides them, and compare."""
 
 import argparse
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from graphpipe.cli.arguments import Subparsers, add_verb
@@ -15,7 +16,11 @@ from graphpipe.planning.settings import PlanSection
 from graphpipe.waiting import waiting
 
 if TYPE_CHECKING:
-    from graphpipe.equivalence.equivalence import Equivalence
+    from torch import nn
+
+    from graphpipe.model.capture.capture import Captured
+    from graphpipe.plans import Plan
+    from graphpipe.run.initial_weights.weight_source import WeightSource
 
 DIFFERS = 4
 EXAMPLE = """\
@@ -45,10 +50,35 @@ def add(subparsers: Subparsers) -> None:
     parser.set_defaults(run=run)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Checked:
+    plan: "Plan"
+    module: "nn.Module"
+    loss_fn: Any
+    inputs: Any
+    targets: Any
+    captured: "Captured"
+    source: "WeightSource | None" = None
+    seed: int = 0
+    note: str = ""
+
+
 def run(args: argparse.Namespace) -> int:
     """Check, and show what differs."""
+    from graphpipe.equivalence.check import TooLarge, check, check_memory
+    from graphpipe.run.initial_weights.filled_copy import filled_copy, lacks_data
+
     output = Output(args.json)
-    result, note = _of_config(args, output) if args.model.endswith(".toml") else _of_model(args)
+    it = _of_config(args, output) if args.model.endswith(".toml") else _of_model(args)
+    module, note = it.module, it.note
+    with waiting("checking the plan against plain PyTorch"):
+        try:
+            if lacks_data(module):
+                check_memory(module)
+                module = filled_copy(module, it.source, it.seed)
+            result = check(it.plan, module, it.loss_fn, it.inputs, it.targets, captured=it.captured)
+        except TooLarge as error:
+            return _stages(it, error, output)
     output.show(str(result), *([f"note: {note}"] if note else []))
     output.emit(
         to_body(result)
@@ -57,12 +87,27 @@ def run(args: argparse.Namespace) -> int:
     return 0 if result.equal else DIFFERS
 
 
-def _of_config(args: argparse.Namespace, output: Output) -> "tuple[Equivalence, str]":
-    from graphpipe.equivalence.check import check
+def _stages(it: _Checked, error: InvalidInput, output: Output) -> int:
+    # The model does not fit in memory: each stage that fits is checked alone.
+    from graphpipe.equivalence.check_stages import check_stages
+
+    found = check_stages(
+        it.plan, it.module, it.loss_fn, it.inputs, it.targets, captured=it.captured, source=it.source, seed=it.seed
+    )
+    output.show(f"the whole model was not checked: {error.what}", *map(str, found))
+    sentences = [str(each) for each in found]
+    output.emit({"equal": all(each.equal for each in found), "whole": error.what, "stages": sentences})
+    if all(each.skipped for each in found):
+        raise error
+    return DIFFERS if any(each.differences for each in found) else 0
+
+
+def _of_config(args: argparse.Namespace, output: Output) -> _Checked:
     from graphpipe.training.config.from_toml import read_config
     from graphpipe.training.make_plan import make_plan, use_plan
     from graphpipe.training.task.count_steps import check_data, count_steps
     from graphpipe.training.task.first_samples import first_samples
+    from graphpipe.training.task.initial_weights import initial_weights
     from graphpipe.training.task.task import load_task
 
     for name in ("cluster", "batch", "micro_batch", "schedule", "look_into"):
@@ -80,13 +125,20 @@ def _of_config(args: argparse.Namespace, output: Output) -> "tuple[Equivalence, 
         plan, captured = make_plan(config, task, Cluster.resolve(config.cluster), output.show)
     size = config.train.batch_size
     inputs, targets = first_samples(task, size, size, config.train.seed)
-    with waiting("checking the plan against plain PyTorch"):
-        return check(plan, task.model, task.loss_fn, inputs, targets, captured=captured), ""
+    return _Checked(
+        plan=plan,
+        module=task.model,
+        loss_fn=task.loss_fn,
+        inputs=inputs,
+        targets=targets,
+        captured=captured,
+        source=initial_weights(config, task),
+        seed=config.train.seed,
+    )
 
 
-def _of_model(args: argparse.Namespace) -> "tuple[Equivalence, str]":
+def _of_model(args: argparse.Namespace) -> _Checked:
     from graphpipe.costs.analytic import estimate
-    from graphpipe.equivalence.check import check
     from graphpipe.model.capture_cache.capture_cache import cached_capture, cached_capture_for
     from graphpipe.planning.plan import plan
     from graphpipe.plans import Plan
@@ -120,5 +172,12 @@ def _of_model(args: argparse.Namespace) -> "tuple[Equivalence, str]":
                 schedule=args.schedule,
             )
     inputs, targets = model.samples(plan_to_check.batch_size)
-    with waiting("checking the plan against plain PyTorch"):
-        return check(plan_to_check, model.module, model.loss_fn, inputs, targets, captured=captured), model.note
+    return _Checked(
+        plan=plan_to_check,
+        module=model.module,
+        loss_fn=model.loss_fn,
+        inputs=inputs,
+        targets=targets,
+        captured=captured,
+        note=model.note,
+    )

@@ -42,6 +42,10 @@ class NotChecked(InvalidInput):
     """Raised if nothing can be compared, because a step in plain PyTorch cannot be done here."""
 
 
+class TooLarge(NotChecked):
+    """Raised if the reason is memory: `check_stages` then checks the stages that fit."""
+
+
 _STRUCTURE = ("none", "zero", "untrained", "missing", "elsewhere", "error")
 """Differences that rounding cannot explain."""
 
@@ -76,7 +80,7 @@ def check(
 
     Raises:
         InvalidInput: there are too few samples, the model does not fit the plan, or the pipeline refuses the model.
-        NotChecked: the model does not train in plain PyTorch, or does not fit in memory.
+        NotChecked: the model does not train in plain PyTorch. TooLarge: it does not fit in memory.
     """
     return _Check(
         subject=_subject(plan, model, loss_fn, inputs, targets, captured),
@@ -180,7 +184,7 @@ class _Check:
         if isinstance(cut, Ended):
             return (Deviation(kind="error", name=cut.reason),)
         plan = self.subject.plan
-        found = differences(plain, cut, plan.graph, _statistics(self.subject.model), noise)
+        found = differences(plain, cut, plan.graph, batch_statistics(self.subject.model), noise)
         return (*found, *_read_elsewhere(plain, plan))
 
     def _differences_of_records(self, plain: StepRecord, cut: StepRecord) -> tuple[Deviation, ...]:
@@ -215,10 +219,10 @@ def check_memory(model: nn.Module) -> None:
     """Check that there is memory for a check.
 
     Raises:
-        NotChecked: there is too little.
+        TooLarge: there is too little.
     """
     if (needed := bytes_needed(model)) > (free := available_host_bytes()):
-        raise NotChecked(
+        raise TooLarge(
             f"the model takes {format_bytes(needed)} for weights and gradients, {format_bytes(free)} are free",
             where="check",
             remedy="Check the same model with fewer layers, or on a machine with more memory.",
@@ -252,8 +256,8 @@ def _finite(record: StepRecord) -> bool:
     return all(bool(torch.isfinite(each).all()) for each in gradients) and record.loss - record.loss == 0.0
 
 
-def _statistics(model: nn.Module) -> list[str]:
-    # Batch norm counts micro-batches and averages over them, as in every pipeline.
+def batch_statistics(model: nn.Module) -> list[str]:
+    """Return the buffers of norms over the batch, which count micro-batches and average over them in every pipeline."""
     return [
         f"{path}.{name}" if path else name
         for path, part in model.named_modules()

@@ -4,7 +4,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal[
-    "output", "loss", "gradient", "none", "zero", "untrained", "missing", "elsewhere", "parameter", "buffer", "error"
+    "output",
+    "value",
+    "loss",
+    "gradient",
+    "none",
+    "zero",
+    "untrained",
+    "missing",
+    "elsewhere",
+    "parameter",
+    "buffer",
+    "error",
 ]
 
 
@@ -29,6 +40,8 @@ class Deviation:
         match self.kind:
             case "output":
                 return f"the model's output {self.name} is off by {size}"
+            case "value":
+                return f"the value '{self.name}' that is sent on is off by {size}"
             case "loss":
                 return f"the loss is off by {size}"
             case "gradient":

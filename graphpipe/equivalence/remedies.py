@@ -1,8 +1,8 @@
 """What to do about differences, and what a check left out."""
 
 from graphpipe.equivalence.locate import Place
-from graphpipe.equivalence.steps.fixed_draws import STATISTICS
 from graphpipe.equivalence.steps.step_record import StepRecord
+from graphpipe.run.device.fixed_draws import STATISTICS
 
 _MASKS = frozenset(("bernoulli_", "bernoulli", "native_dropout", "rrelu_with_noise"))
 

@@ -64,7 +64,7 @@ class Mixing:
     where: str
     """The submodule whose forward does so; empty for the model itself."""
     operator: str
-    """Of torch, by its name."""
+    """Of torch, by its name; empty if it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from graphpipe.model.torch_private import forward_hooks
+from graphpipe.model.torch_private import HOOK_TABLES
 
 _MODULE = "transformers.utils.output_capturing"
 
@@ -19,14 +19,14 @@ def is_recorder(hook: object) -> bool:
 
 def recorders(module: nn.Module) -> list[Callable[[nn.Module, Any, Any], None]]:
     """Return the hooks of a module that only note values. They take the module, its arguments and its result."""
-    return [hook for hook in forward_hooks(module).values() if is_recorder(hook)]
+    return [hook for hook in HOOK_TABLES(module)[0].values() if is_recorder(hook)]
 
 
 @contextmanager
 def apart(module: nn.Module) -> Generator[None]:
     """While inside, forwards around a call of a module note nothing of it. Forwards inside it note as always."""
     noting: Any = getattr(sys.modules.get(_MODULE), "_active_collector", None)
-    hooks, held = forward_hooks(module), dict(forward_hooks(module))
+    (hooks, *_), held = HOOK_TABLES(module), dict(HOOK_TABLES(module)[0])
     _remove(module)
     before = dict(vars(noting)) if noting is not None else {}  # while torch traces, the place of the notes
     token = noting.set(None) if noting is not None else None
@@ -40,6 +40,6 @@ def apart(module: nn.Module) -> Generator[None]:
 
 
 def _remove(module: nn.Module) -> None:
-    hooks = forward_hooks(module)
+    hooks, *_ = HOOK_TABLES(module)
     for key in [key for key, hook in hooks.items() if is_recorder(hook)]:
         del hooks[key]

@@ -4,6 +4,7 @@ import copy
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -25,6 +26,12 @@ FunctionContext: Any = BackwardCFunction
 """Made at each call of an `autograd.Function` (`_forward_cls`), also where its `apply` was looked up before."""
 Operator = OpOverload
 GROUPED_PRODUCT = torch.ops.aten._grouped_mm
+COMPILED = attrgetter("_compiled_call_impl")  # of a module; None if `module.compile()` was not called
+HOOKS_OF_TENSOR: Callable[[Tensor], tuple[Any, Any]] = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
+OWN_TABLES: Callable[[nn.Module], Sequence[dict[str, Any]]] = attrgetter("_parameters", "_modules", "_buffers")
+HOOK_TABLES: Callable[[nn.Module], Sequence[dict[int, Callable[..., Any]]]] = attrgetter(
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+)
 CONVERSION = torch.ops.aten._to_copy.default  # to another dtype, that autocast calls
 
 
@@ -99,10 +106,9 @@ def outside_tracing() -> Generator[None]:
 
 @contextmanager
 def answering(answer: Callable[[], bool]) -> Generator[None]:
-    """While inside, answer the questions of forwards for truth values of sizes that depend on the values in a tensor.
+    """While inside, answer what forwards ask of sizes that depend on the values in a tensor, as `if rows.numel() == 0`.
 
-    An example is `if rows.numel() == 0`. Torch's own questions, as for contiguous memory, keep their errors.
-    `len(rows)` must be a plain number, so it is 1 or 0.
+    Torch's own questions keep their errors. `len(rows)` must be a plain number, so it is 1 or 0.
     """
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
@@ -269,11 +275,6 @@ def call_directly(module: nn.Module, /, *args: object, **kwargs: object) -> obje
     return type(module)._call_impl(module, *args, **kwargs)
 
 
-def forward_hooks(module: nn.Module) -> dict[int, Callable[..., Any]]:
-    """Return the forward hooks of a module, by the keys under which it holds them; the dict is the module's own."""
-    return module._forward_hooks
-
-
 @contextmanager
 def intercepted(module: nn.Module, call: Callable[..., object]) -> Generator[None]:
     """While inside, `module(...)` runs `call(...)`."""
@@ -332,18 +333,17 @@ def shut_down_within(config: Any, seconds: int) -> None:
 
 def own_hooks(module: nn.Module, *, backward: bool) -> list[Callable[..., Any]]:
     """Return the hooks of a module itself that run in its backward, or those before and after its forward."""
-    forward, back = ("_forward_pre_hooks", "_forward_hooks"), ("_backward_hooks", "_backward_pre_hooks")
-    return [hook for name in (back if backward else forward) for hook in getattr(module, name).values()]
+    tables = HOOK_TABLES(module)
+    return [hook for table in (tables[2:] if backward else tables[:2]) for hook in table.values()]
 
 
 def gradient_hooks(parameter: Tensor) -> list[Callable[..., Any]]:
     """Return the hooks that run when a parameter gets a gradient."""
-    held = [parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None)]
-    return [hook for hooks in held for hook in (hooks or {}).values()]
+    return [hook for hooks in HOOKS_OF_TENSOR(parameter) for hook in (hooks or {}).values()]
 
 
 def is_compiled(module: nn.Module) -> bool:
     """True for a module that `torch.compile` has compiled: as a whole, in place, or its method."""
     wrapper = type(module).__name__ == "OptimizedModule" and type(module).__module__.startswith("torch._dynamo")
     compiled = hasattr(getattr(module, "forward", None), "_torchdynamo_orig_callable")
-    return wrapper or compiled or module._compiled_call_impl is not None
+    return wrapper or compiled or COMPILED(module) is not None

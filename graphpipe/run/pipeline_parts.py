@@ -8,6 +8,8 @@ from hashlib import sha256
 from torch import Tensor, nn
 
 from graphpipe.model.backends.registry import check_backward
+from graphpipe.model.hidden.later_changes import LaterChanges
+from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan
 from graphpipe.run.check_host_memory import check_host_memory
@@ -27,7 +29,6 @@ from graphpipe.run.segments.check_policy import check_policy
 from graphpipe.run.segments.train_segment import TrainSegment, segment_schedules
 from graphpipe.run.stage.edge_values import EdgeSpecs, gradient_edges
 from graphpipe.run.stage.loss import LossFunction
-from graphpipe.run.stage.losses.divided_forward import mixing_of
 from graphpipe.run.stage.losses.sample_loss import SampleLoss, trainable
 from graphpipe.run.step.batch_preparer import BatchPreparer
 from graphpipe.run.step.build_worker import build_worker
@@ -128,6 +129,7 @@ def build_parts(
             partial(find_needs, placement, world.rank, programs, all_targets=loss.weighs and plan.weights != "flush")
         ),
         options=options,
+        changes=LaterChanges(model, _called(programs, worker)) if isinstance(model, nn.Module) else None,
         weights=weights,
     )
     sums = ScalarSum(world, summary_length(plan, output_stage), root=placement.ranks(0)[0])
@@ -154,6 +156,14 @@ def build_parts(
     )
 
 
+def _called(programs: Sequence[StageProgram], worker: StageWorker) -> list[nn.Module]:
+    # The modules that stages call as the user has them, hooks and all. Other replicas in this process are copies.
+    copied = {
+        each.slot.stage for each in worker.replicas.values() if each.module is not programs[each.slot.stage].module
+    }
+    return [part for stage, each in enumerate(programs) if stage not in copied for part in each.module.modules()]
+
+
 def _progress(monitor: StatusReporter) -> Progress:
     status = monitor.last_status
     return Progress(status.seconds, waits=status.peer != NO_PEER)
@@ -168,7 +178,8 @@ def _let_read(loss: SampleLoss, worker: StageWorker, output_stage: int) -> None:
     for leader in worker.leaders():
         if leader.slot.stage == output_stage or alone:
             loss.trained |= trainable(leader.module)
-        if leader.slot.stage == output_stage and mixing_of(leader.program):
+        program = leader.program
+        if leader.slot.stage == output_stage and isinstance(program, ModuleStage) and program.mixes:
             loss.checked = False  # the forward and the loss are checked together (see `divided_forward`)
 
 

@@ -1,9 +1,11 @@
 """The check before the first step of a training: does its plan train the task as plain PyTorch does?"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
-from graphpipe.equivalence.check import NotChecked, check, check_memory
+from graphpipe.equivalence.check import NotChecked, TooLarge, check, check_memory
+from graphpipe.equivalence.check_stages import StageChecked, check_stages
 from graphpipe.equivalence.equivalence import Equivalence
 from graphpipe.equivalence.known_checks import entry_of, note_equal
 from graphpipe.equivalence.small_plan import small_plan
@@ -45,15 +47,25 @@ def check_task(config: TrainConfig, task: Task, plan: Plan, captured: Captured, 
         tell("this plan trains the model as plain PyTorch does: found by an earlier check")
         return
     random = RandomState.now()
+    size, seed, module = config.train.batch_size, config.train.seed, task.model
+    source = initial_weights(config, task)
+    inputs: Any = None
+    targets: Any = None
     try:
-        size = config.train.batch_size
-        inputs, targets = first_samples(task, small_plan(plan).batch_size, size, config.train.seed)
-        module = task.model
+        inputs, targets = first_samples(task, small_plan(plan).batch_size, size, seed)
         if lacks_data(module):
             check_memory(module)
-            module = filled_copy(module, initial_weights(config, task), config.train.seed)
+            module = filled_copy(module, source, seed)
         with waiting("checking the plan against plain PyTorch"):
             found = check(plan, module, task.loss_fn, inputs, targets, captured=captured)
+    except TooLarge as error:
+        tell(f"the whole model was not checked against plain PyTorch: {error.what}")
+        with waiting("checking each stage"):
+            stages = check_stages(
+                plan, module, task.loss_fn, inputs, targets, captured=captured, source=source, seed=seed
+            )
+        _judge_stages(stages, tell)
+        return
     except NotChecked as error:
         tell(f"the plan was not checked against plain PyTorch: {error.what}")
         return
@@ -61,6 +73,18 @@ def check_task(config: TrainConfig, task: Task, plan: Plan, captured: Captured, 
         random.restore()
     _judge(found, tell)
     note_equal(entry, found)
+
+
+def _judge_stages(found: Sequence[StageChecked], tell: Callable[[str], None]) -> None:
+    for each in found:
+        tell(str(each))
+    if wrong := next((each for each in found if each.differences), None):
+        raise InvalidInput(
+            str(wrong),
+            where="check",
+            remedy="Name what needs all samples (whole_batch), let the loss return its sum and its weight, or plan "
+            f"with the whole mini-batch as the micro-batch. {ANYWAY}",
+        )
 
 
 def _judge(found: Equivalence, tell: Callable[[str], None]) -> None:

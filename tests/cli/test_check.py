@@ -74,3 +74,22 @@ def test_a_loss_that_fails_is_named_by_check(run: Run, tiny: Path) -> None:
     ran = run("check", tiny, "task=tiny.py:broken", "plan.costs=estimate")
     assert ran.code == 2
     assert "a step in plain PyTorch raised KeyError: 'labels' (tiny.py, line" in ran.err
+
+
+@pytest.mark.timeout(240)
+def test_a_model_that_does_not_fit_is_checked_stage_by_stage(
+    run: Run, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was compared, whatever the stages did."""
+    monkeypatch.setattr("graphpipe.equivalence.check.available_host_bytes", lambda: 0)
+    words = (tiny, "plan.micro_batch=4", "plan.costs=estimate")
+    ran = run("check", *words)
+    assert ran.code == 0, ran.err
+    assert "the whole model was not checked: the model takes" in ran.out
+    assert "' alone computes the same in micro-batches" in ran.out
+    refused = run("check", *words, "task=tiny.py:summed", "--json")
+    assert refused.code == 4
+    assert "the loss is off by" in refused.json["stages"][-1]
+    refused = run("train", *words, "task=tiny.py:summed", "train.steps=1")
+    assert refused.code == 2
+    assert "computes otherwise where its samples are divided into micro-batches: the loss is off by" in refused.err

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from graphpipe.equivalence.steps.check_subject import CheckSubject, labels, seed_all
-from graphpipe.equivalence.steps.fixed_draws import LOW, FixedDraws
 from graphpipe.equivalence.steps.own_values import own_values
 from graphpipe.equivalence.steps.plain_step import changed, changing, other_name, outputs_of, watching, without_compiled
 from graphpipe.equivalence.steps.reached_leaves import reached_leaves
@@ -24,6 +23,7 @@ from graphpipe.model.split.split import build_stages, capture_for, submodules_fo
 from graphpipe.model.stage_program import ValueSpec
 from graphpipe.plans import Plan
 from graphpipe.plans.stage import Stage
+from graphpipe.run.device.fixed_draws import LOW, FixedDraws
 from graphpipe.run.pipeline import Pipeline
 from graphpipe.run.stage.tensor_tree import leaves
 from graphpipe.run.step.pipeline_options import PipelineOptions

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.equivalence.steps.check_subject import CheckSubject, labels, seed_all
-from graphpipe.equivalence.steps.fixed_draws import FixedDraws
 from graphpipe.equivalence.steps.own_values import own_values
 from graphpipe.equivalence.steps.reached_leaves import reached_leaves
 from graphpipe.equivalence.steps.step_record import StepRecord
 from graphpipe.equivalence.steps.watched_values import joined, watched_values
 from graphpipe.model.torch_private import flatten
+from graphpipe.run.device.fixed_draws import FixedDraws
 from graphpipe.run.stage.tensor_tree import leaves
 
 

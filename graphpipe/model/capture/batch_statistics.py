@@ -67,9 +67,10 @@ def what_and_remedy(mixing: Mixing) -> tuple[str, str]:
     remedy = f"Give it the whole mini-batch at once (whole_batch=['{mixing.where}'])"
     if not mixing.where:
         remedy = "Move that part into a submodule, and name it in `whole_batch`"
+    operator = f" ({mixing.operator})" if mixing.operator else ""
     return (
-        f"the forward of {forward} mixes the samples of a batch ({mixing.operator}), and a pipeline computes this for "
-        "each micro-batch",
+        f"the forward of {forward} mixes the samples of a batch{operator}, and a pipeline computes this for each "
+        "micro-batch",
         f"{remedy}, or return what it is computed from, and let loss_fn compute it.",
     )
 

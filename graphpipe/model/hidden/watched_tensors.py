@@ -19,6 +19,10 @@ from torch.utils.hooks import RemovableHandle
 from graphpipe.model.torch_private import FunctionContext
 
 
+def _ignore(path: str) -> None:
+    del path
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorUse:
     """What to do when the code that runs uses a tensor in such a way."""
@@ -29,11 +33,16 @@ class TensorUse:
     """Takes a tensor whose `data` are about to be replaced."""
     new_parameter: Callable[[nn.Module, str], None]
     """Takes a module, and the name of a parameter that is about to be replaced in it."""
+    other_weights: Callable[[str], None] = _ignore
+    """Takes the path of a submodule that is called with other weights than its own."""
 
 
 _USE: ContextVar[TensorUse | None] = ContextVar("what to do with uses that leave no operator", default=None)
 _OWN: Any = Tensor.__base__
 """Has the attributes of tensors as torch defines them."""
+_FOR_USERS = ("torch.autograd.graph", "torch.nn.utils.convert_parameters")
+"""Modules of torch whose functions set hooks, or replace data (`vector_to_parameters`), for the user."""
+_STATELESS, _TRACING = "torch.nn.utils.stateless", ("torch.export.", "torch._functorch.", "torch._export.")
 _HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
 
 
@@ -45,6 +54,18 @@ def using_tensors(use: TensorUse | None) -> Generator[None]:
         yield
     finally:
         _USE.reset(token)
+
+
+def tell_call(path: str) -> None:
+    """Tell of a call of a submodule, if `torch.func.functional_call` has put other weights in the place of its own."""
+    use, frame = _USE.get(), sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while use is not None and frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module == _STATELESS and frame.f_code.co_name == "_functional_call":
+            use.other_weights(path)
+        if module.startswith(_TRACING):
+            return
+        frame = frame.f_back
 
 
 @contextmanager
@@ -132,4 +153,4 @@ def _set_requires_grad(tensor: Any, required: bool) -> None:
 def _asked_by_user() -> bool:
     # Whether the code that asks for an attribute is not torch's own, or sets hooks of several tensors for the user.
     asking = sys._getframe(2).f_globals.get("__name__", "")  # pyright: ignore[reportPrivateUsage]
-    return asking.partition(".")[0] not in ("torch", "graphpipe") or asking == "torch.autograd.graph"
+    return asking.partition(".")[0] not in ("torch", "graphpipe") or asking in _FOR_USERS

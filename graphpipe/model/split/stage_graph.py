@@ -81,7 +81,7 @@ def _graph_module(
             if path not in flat:
                 flat[path] = _free_name(path.replace(".", "_"), root)
                 root[flat[path]] = made[path] if path in made else submodules.get(path, stage)
-            node.target = flat[path]
+            node.target, node.meta["path"] = flat[path], path
         elif node.op == "get_attr" and node.target == TRAINING:
             root[TRAINING] = module.training  # fx sets it as an attribute, which is the mode of the module
         elif node.op == "get_attr":

@@ -56,6 +56,26 @@ def host_tensors(
     collective_call(world, host, slow=True)
 
 
+def fill_stage(
+    model: nn.Module, programs: Sequence[StageProgram], stage: int, source: WeightSource | None, seed: int
+) -> None:
+    """Give one stage memory and values for what it has on the meta device, in this process alone.
+
+    Args:
+        model: the user's.
+        programs: of all stages.
+        stage: whose tensors are filled.
+        source: of the values; None: `init`.
+        seed: of the training.
+
+    Raises:
+        InvalidInput: a tensor has no value in the source.
+    """
+    tensors = own_tensors(model, programs, (stage,), unused=False)
+    if any(each.tensor.is_meta for each in tensors):
+        _fill(model, programs, tensors, source, seed)
+
+
 def _fill(
     model: nn.Module,
     programs: Sequence[StageProgram],

@@ -13,13 +13,17 @@ from torch.autograd.graph import Node
 
 from graphpipe.errors import InvalidInput
 
+_REENTRANT = "CheckpointFunctionBackward"
+"""The name of the operation of `torch.utils.checkpoint(use_reentrant=True)`."""
+
 
 def check_no_injection(
     roots: Sequence[Tensor], received: Mapping[str, Tensor], *, trained: Mapping[str, Tensor], stage: str
 ) -> None:
     """Check that a backward gives no gradients if it is given zeros. The graph is kept.
 
-    Only a backward with operations that were written in Python is tried.
+    Only a backward with operations that were written in Python is tried, and none with a reentrant checkpoint, which
+    refuses to give gradients that are not added to those of weights.
 
     Args:
         roots: where the backward begins.
@@ -30,8 +34,10 @@ def check_no_injection(
     Raises:
         InvalidInput: a leaf gets a gradient.
     """
-    leaves = {**trained, **received}
-    if not leaves or not any(isinstance(node, BackwardCFunction) for node in _nodes(roots)):
+    leaves, nodes = {**trained, **received}, _nodes(roots)
+    if not leaves or not any(isinstance(node, BackwardCFunction) for node in nodes):
+        return
+    if any(node.name() == _REENTRANT for node in nodes):
         return
     zeros = [torch.zeros_like(root) for root in roots]
     found = torch.autograd.grad(roots, [*leaves.values()], zeros, retain_graph=True, allow_unused=True)

@@ -14,6 +14,7 @@ from graphpipe.run.stage.edge_values import check_outputs, check_result, enter
 from graphpipe.run.stage.given_order import GivenOrder
 from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.losses.divided_forward import check_divided, mixing_of, without_gradients
+from graphpipe.run.stage.losses.parts_of_samples import Samples, is_low
 from graphpipe.run.stage.losses.sample_loss import SampleLoss, check_pair, loss_of
 from graphpipe.run.stage.micro_batch import Computed
 from graphpipe.run.stage.mini_batch import MiniBatch
@@ -61,7 +62,7 @@ class StageForward:
         replica, order, loss = self.replica, self._order, None
         batch = self.batch if order is None else self.batch.as_given
         program, monitor = replica.program, replica.monitor
-        given = {name: value.detach().clone() for name, value in values.items()} if (mixing := self._mixing()) else {}
+        given = self._to_be_divided(values)
         outputs, result = program(values)
         if order is not None:
             outputs = order.placed(outputs)
@@ -81,9 +82,9 @@ class StageForward:
                 self.loss_weights[self.rows.start] = weight
             if monitor.injector.armed:
                 loss = monitor.corrupt("forward", loss)
-        if mixing:  # after the loss, which says itself if it is no mean over samples
-            mixed = check_divided(program, given, *self._loss_and_targets(), len(self.rows), mixing)
-            outputs = without_gradients(outputs, mixed, mixing)
+        if given is not None:  # after the loss, which says itself if it is no mean over samples
+            mixed = check_divided(program, given, self._known_loss(), replica.stage_name)
+            outputs = outputs if mixed is None else without_gradients(outputs, mixed)
         return Computed(outputs, result, loss)
 
     @property
@@ -91,18 +92,32 @@ class StageForward:
         # A stage with the whole mini-batch sees the samples as they were given.
         return self.batch.given_order if len(self.rows) == self.batch.size else None
 
-    def _mixing(self) -> tuple[str, str] | None:
-        # In the first step: how the stage mixes samples of a part of the mini-batch, and the remedy.
-        replica, batch = self.replica, self.batch
-        if not batch.training or batch.step != 1 or len(self.rows) == batch.size or not torch.is_grad_enabled():
+    def _to_be_divided(self, values: NamedTensors) -> Samples | None:
+        # In the first step: the samples of a part of the mini-batch, to see whether the stage mixes them.
+        replica, batch, rows = self.replica, self.batch, self.rows
+        if not batch.training or batch.step != 1 or len(rows) == batch.size or not torch.is_grad_enabled():
             return None
-        if replica.precision != "fp32" or replica.offloading is not None or replica.sync.traits.shards_parameters:
+        named = None if replica.sync.traits.shards_parameters else mixing_of(replica.program)
+        number = rows.start // batch.micro_batches[replica.slot.stage]
+        if named is None or (number & (number - 1) and not named):  # few of many, as more would take long
             return None
-        return mixing_of(replica.program)
+        first = rows.stop if rows.stop + len(rows) <= batch.size else rows.start - len(rows)
+        others = SampleRange(first, first + len(rows))
+        names = replica.program.model_inputs if batch.needs is None and first >= 0 else ()
+        return Samples(
+            {name: self._single(value.detach().clone()) for name, value in values.items()},
+            batch.target_rows(rows, replica.device) if self._known_loss() is not None else None,
+            len(rows),
+            {name: self._single(each) for name, each in batch.input_rows(names, others, replica.device).items()},
+            first=number == 0,
+        )
 
-    def _loss_and_targets(self) -> tuple[Callable[[Any, Any], Any] | None, Any]:
+    def _single(self, value: Tensor) -> Tensor:
+        # Autocast, which is off where samples are divided, has made values of 16 bits.
+        return value.float() if self.replica.precision != "fp32" and is_low(value) else value
+
+    def _known_loss(self) -> Callable[[Any, Any], Any] | None:
         if not self.replica.program.is_output or self.loss_fn is None:
-            return None, None
+            return None
         loss_fn = self.loss_fn
-        known = (loss_fn.weighted or loss_fn.function) if isinstance(loss_fn, SampleLoss) else loss_fn
-        return known, self.batch.target_rows(self.rows, self.replica.device)
+        return (loss_fn.weighted or loss_fn.function) if isinstance(loss_fn, SampleLoss) else loss_fn

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from graphpipe.errors import InvalidInput
+from graphpipe.model.hidden.later_changes import LaterChanges
 from graphpipe.model.inputs import describe, name_inputs
 from graphpipe.plans import Plan
 from graphpipe.run.comm.batch_comparison import BatchComparison
@@ -33,6 +34,8 @@ class BatchPreparer:
     """The ranks to compare with (see `batch_comparison.neighbours`)."""
     needs: Callable[[int], Needs]
     """Returns what this rank reads of so many samples (see `find_needs`)."""
+    changes: LaterChanges | None = None
+    """Finds what was changed in the model since the pipeline was built; None if it was built from stage programs."""
     weights: str = ""
     """A digest of the model's initial weights; empty if they are not compared."""
     seen: SeenValues = field(default_factory=SeenValues)
@@ -56,10 +59,10 @@ class BatchPreparer:
 
         Raises:
             InvalidInput: inputs are missing, rows disagree, shapes differ, or a training is given a number of samples
-                that its micro-batches do not divide; or a weight was unfrozen after the pipeline was built.
+                that its micro-batches do not divide; or the model was changed after the pipeline was built.
         """
-        if training:
-            self.shapes.check_trained()
+        if training and self.changes is not None:
+            self.changes.check()
         planned = self.plan.graph.inputs
         if isinstance(given, BatchShare):
             planned_for = self._check_size(size := len(given.samples), training=training)

@@ -68,8 +68,6 @@ class ProgramsByShape:
         self._plan, self._precision, self._device = plan, precision, device
         self._model = model if isinstance(model, nn.Module) else None
         self._groups: OperatorNodes | None = None
-        named = self._model.named_parameters() if self._model is not None else ()
-        self._frozen = {name: each for name, each in named if not each.requires_grad}
         if isinstance(model, nn.Module):
             self._submodules = submodules_for(model, plan.graph)
             if share is not None:
@@ -88,20 +86,6 @@ class ProgramsByShape:
         """Put the parts of this rank into the modes of the user's submodules."""
         if self._model is not None:
             self._submodules.follow_modes()
-
-    def check_trained(self) -> None:
-        """Check that no weight was unfrozen since the pipeline was built, for which there is no optimizer.
-
-        Raises:
-            InvalidInput: one was.
-        """
-        for name, parameter in self._frozen.items():
-            if parameter.requires_grad:
-                raise InvalidInput(
-                    f"'{name}' was unfrozen after the pipeline was built, which does not train it",
-                    where="step",
-                    remedy="Capture the model and plan again, and build a new pipeline.",
-                )
 
     def known(self, batch: Mapping[str, Tensor]) -> ShapedPrograms | None:
         """Return the split for inputs of these shapes; None if these shapes are new."""

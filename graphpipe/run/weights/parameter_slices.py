@@ -56,6 +56,7 @@ def _start(named: tuple[ParameterSlice | None, Tensor]) -> int:
 
 def _slices(program: StageProgram) -> Iterator[tuple[ParameterSlice, nn.Parameter]]:
     for local, parameter in program.module.named_parameters():
-        piece = ParameterSlice.parse(program.parameter_names[local])
+        name = program.parameter_names.get(local)  # None: the user has added it since
+        piece = None if name is None else ParameterSlice.parse(name)
         if piece is not None:
             yield piece, parameter

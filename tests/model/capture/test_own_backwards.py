@@ -132,3 +132,60 @@ def test_hooks_of_weights_are_refused(after: bool) -> None:
         model.label.weight.register_hook(lambda gradient: gradient.clamp(-1, 1))
     with pytest.raises(InvalidInput, match=r"'label.weight' has a hook"):
         distance(model, [batch()], nn.functional.cross_entropy)
+
+
+class Substituting(nn.Module):
+    """Calls a layer with other weights than its own, as meta-learning and hypernetworks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = {name: 2 * each for name, each in self.layer.named_parameters()}
+        return self.last(torch.tanh(torch.func.functional_call(self.layer, weights, (x,))))
+
+
+@pytest.mark.timeout(60)
+def test_other_weights_in_a_call() -> None:
+    """The layer was called with its own weights."""
+    with pytest.raises(gp.InvalidInput, match=r"calls 'layer' with other weights than its own \(functional_call\)"):
+        gp.capture(Substituting(), torch.randn(4, 6))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), Substituting())
+    assert distance(model, [(torch.randn(8, 6).double(), torch.randint(3, (8,)))], nn.functional.cross_entropy) < 1e-12
+
+
+class Vectors(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = nn.utils.parameters_to_vector(self.layer.parameters())
+        nn.utils.vector_to_parameters(0.9 * weights.detach(), self.layer.parameters())
+        return self.last(torch.tanh(self.layer(x)))
+
+
+@pytest.mark.timeout(60)
+def test_data_that_torch_replaces_for_a_user() -> None:
+    """The change was dropped."""
+    with pytest.raises(gp.InvalidInput, match=r"replaces the data of"):
+        gp.capture(Vectors(), torch.randn(4, 6))
+
+
+class Annealed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last, self.calls = nn.Linear(6, 6), nn.Linear(6, 3), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.last(torch.tanh(self.layer(x))) / self.calls
+
+
+@pytest.mark.timeout(60)
+def test_a_number_that_a_followed_forward_changes() -> None:
+    """It stayed what it was when the model was captured."""
+    with pytest.warns(UserWarning, match="the forward of the model itself changes 'calls' and reads it"):
+        gp.capture(Annealed(), torch.randn(4, 6))

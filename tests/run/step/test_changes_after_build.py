@@ -1,11 +1,14 @@
 """What a user changes, or asks for, that a pipeline cannot follow: it is said before a weight changes."""
 
 import copy
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 import graphpipe as gp
@@ -146,3 +149,103 @@ def test_a_plateau_follows_what_it_is_given_and_no_step() -> None:
                 each.evaluated(loss)
                 assert [group["lr"] for group in each.optimizer.param_groups] == [pytest.approx(rate)]
         it.step(x, y)
+
+
+class Scaled(nn.Module):
+    """A model whose own forward reads a number, a buffer and a layer of a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.scale, self.seen = 1.0, 0
+        self.register_buffer("shift", torch.zeros(6))
+        self.layers = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])
+        self.block = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.0), nn.Linear(6, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x)) * self.scale + self.shift
+        return self.block(x)
+
+
+@cache
+def of_scaled() -> tuple[gp.Plan, gp.PipelineOptions]:
+    captured = capture_nodes(Scaled(), batch()[0])
+    return cut_plan(captured.graph, batch_size=8, micro_batch=4), gp.PipelineOptions(captured=captured)
+
+
+def replaced_data(one: Scaled) -> None:
+    one.layers[0].weight = nn.Parameter(torch.zeros(6, 6))
+
+
+def set_to(name: str, value: Any) -> Callable[[Scaled], None]:
+    return lambda one: setattr(one, name, value)
+
+
+CHANGES: dict[str, Callable[[Scaled], Any]] = {
+    "'layers.1' was replaced": lambda one: one.layers.__setitem__(1, nn.Linear(6, 6)),
+    "'layers.0.weight' was replaced": replaced_data,
+    "'layers.2' was added": lambda one: one.layers.append(nn.Linear(6, 6)),
+    "'layers.1' was removed": lambda one: one.layers.__delitem__(1),
+    "'more' was added": set_to("more", nn.Linear(6, 6)),
+    "'block.0.bias' was removed": lambda one: delattr(one.block[0], "bias"),
+    "'shift' was replaced": set_to("shift", torch.ones(6)),
+    "'layers.0.weight' was removed": lambda one: nn.utils.weight_norm(one.layers[0]),
+    "'layers.0.parametrizations' was added|weight' was removed": lambda one: spectral_norm(one.layers[0]),
+    "'block' was replaced": lambda one: setattr(one, "block", torch.compile(one.block)),
+    "the model or a submodule was compiled": lambda one: one.layers[0].compile(),
+    "the forward of the model, or of a submodule, was replaced": set_to("forward", torch.tanh),
+    "'layers.0.weight' was changed from torch.float32 to torch.float16": lambda one: one.half(),
+    "'block.2.weight' was changed from torch.float32 to torch.float64": lambda one: one.block[2].to(torch.float64),
+    "a hook of the model was added": lambda one: one.register_forward_hook(lambda *_: None),
+    "a hook of 'layers'": lambda one: one.layers.register_forward_pre_hook(lambda *_: None),
+    "a hook of the model": lambda one: one.register_full_backward_hook(lambda *_: None),
+    "'layers.0.bias' got a hook": lambda one: one.layers[0].bias.register_hook(torch.sign),
+    "'block.0.bias' got a hook": lambda one: one.block[0].bias.register_post_accumulate_grad_hook(lambda _: None),
+    "'scale', which the forward reads, was changed from 1.0 to 2.0": set_to("scale", 2.0),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("said", CHANGES)
+def test_what_was_changed_after_the_pipeline_was_built(said: str) -> None:
+    """The old layers, weights and numbers were trained, without a word."""
+    (plan, options), one, (x, y) = of_scaled(), Scaled(), batch()
+    with gp.Pipeline(plan, one, nn.functional.cross_entropy, options=options) as it:
+        it.step(x, y)
+        CHANGES[said](one)
+        with pytest.raises(InvalidInput, match=rf"{said}.* after the pipeline was built"):
+            it.step(x, y)
+
+
+@pytest.mark.timeout(60)
+def test_what_may_be_changed_after_the_pipeline_was_built() -> None:
+    (plan, options), one, (x, y) = of_scaled(), Scaled(), batch()
+    with gp.Pipeline(plan, one, nn.functional.cross_entropy, sgd, options=options) as it:
+        first = it.step(x, y)
+        one.seen, one.block[1].p = 5, 0.5  # what no followed forward reads, and what the pipeline calls as it is
+        calls: list[int] = []
+        handle = one.layers[0].register_forward_hook(lambda *_: calls.append(1))
+        one.load_state_dict(one.state_dict())
+        one.get_buffer("shift").add_(0.5)
+        one.eval().train()
+        assert it.step(x, y) != first
+        assert len(calls) == 2
+        handle.remove()
+        one.layers[1].register_full_backward_hook(lambda _, given, got: (given[0] * 0,))
+        it.step(x, y)
+    assert not one.layers[0].weight.requires_grad or one.layers[0].weight.grad is not None
+
+
+@pytest.mark.timeout(60)
+def test_hooks_on_copies_of_a_layer() -> None:
+    """A second replica in the process is a copy, which has no such hook."""
+    one, (x, y) = Scaled(), batch()
+    graph, cluster = gp.capture(one, x), gp.Cluster.preset("local:2")
+    stages = [gp.HandStage(ops=("*",), devices=(0, 1), micro_batch=4)]
+    plan = gp.hand_plan(graph, gp.estimate(graph, cluster), cluster, batch_size=8, stages=stages)
+    with gp.Pipeline(plan, one, nn.functional.cross_entropy, sgd) as it:
+        it.step(x, y)
+        one.layers[0].register_forward_hook(lambda *_: None)
+        with pytest.raises(InvalidInput, match=r"a hook of 'layers.0' was added"):
+            it.step(x, y)

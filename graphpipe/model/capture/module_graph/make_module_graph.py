@@ -9,6 +9,7 @@ from torch import Tensor, fx, nn
 
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Input, InputLayout, Origin
+from graphpipe.model.capture.module_graph.calls.hidden_effects import warn_of_counters
 from graphpipe.model.capture.module_graph.calls.static_runs import StaticRuns
 from graphpipe.model.capture.module_graph.compare_modes import difference, evaluation_output, writes, writes_unseen
 from graphpipe.model.capture.module_graph.declared_graph import declared_graph
@@ -125,6 +126,7 @@ def _by_export(
                 found = exported_graph(
                     fake, paths, examples, runs, loops, origin.outputs, blocks=small_blocks(fake, origin.split)
                 )
+            warn_of_counters(followed_modules(fake, paths))
             owners = {path for path, module in fake.named_modules() if module in reads}
             follow_modes(found.graph, owners)
             if ((compare_modes or origin.modes_differ) and (owners or loops.count)) or writes(found):

@@ -2,7 +2,8 @@
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +26,11 @@ REMEDY = (
 )
 
 
+_Given = tuple[Any, Any, int]
+"""Outputs and targets of samples, and their number."""
+Loss = Callable[[Any, Any], Any]
+
+
 def check_mean(loss_fn: Callable[[Any, Any], Any], output: Any, targets: Any, *, first: bool) -> None:
     """Check a loss on some samples of a micro-batch.
 
@@ -45,26 +51,64 @@ def check_mean(loss_fn: Callable[[Any, Any], Any], output: Any, targets: Any, *,
     if isinstance(holder, nn.Module):  # it may keep something
         own = copy.deepcopy(holder)
         loss_fn = WeightedLoss(own, loss_fn.weight) if isinstance(loss_fn, WeightedLoss) else own
-    for factor in (1.0, _SMALLER):
-        halves = [_part(output, targets, rows, start, part, factor) for start in (0, part)]
-        both = _part(output, targets, rows, 0, 2 * part, factor, scaled=part)
-        with torch.no_grad(), preserve_rng_state(leaves(output)[0].device):
+    found = _away(loss_fn, _halves(output, targets, rows, part)) or _away(loss_fn, _doubled(output, targets, rows))
+    if found is None or found.away <= _TOLERANCE:
+        return
+    what = f"the loss of {found.samples} samples is not {found.share}, so micro-batches would train another loss"
+    if first:
+        raise InvalidInput(what, where="loss_fn", remedy=REMEDY)
+    warnings.warn(f"loss_fn: {what}. {REMEDY}", stacklevel=2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    away: float
+    """The relative difference of the loss of samples from what follows from its parts; 0 for a random loss."""
+    samples: int
+    share: str
+    """What it should be."""
+
+
+def _away(loss_fn: Loss, divided: Iterable[tuple[tuple[_Given, _Given], _Given]]) -> _Found | None:
+    # The first difference; None if the loss takes none of these numbers of samples, or is not finite for them.
+    known: _Found | None = None
+    for halves, both in divided:
+        with torch.no_grad(), preserve_rng_state(leaves(both[0])[0].device):
             try:
                 found = [sum_and_weight(loss_fn, *each) for each in (*halves, both, both)]
             except Exception:  # a loss that takes no other number of samples
-                return
+                continue
         (one, of_one), (other, of_other), (total, of_total), again = found
         away = max(
             abs(one + other - total) / max(abs(one) + abs(other), abs(total), 1e-30), abs(of_one + of_other - of_total)
         )
-        if again != (total, of_total) or away <= _TOLERANCE or away != away:  # random, equal, or not finite
+        if away != away:  # not finite
             continue
         share = "the mean of the losses of its parts" if not _has_weights(loss_fn, both) else "what its weights say"
-        what = f"the loss of {2 * part} samples is not {share}, so micro-batches would train another loss"
-        if first:
-            raise InvalidInput(what, where="loss_fn", remedy=REMEDY)
-        warnings.warn(f"loss_fn: {what}. {REMEDY}", stacklevel=2)
-        return
+        known = _Found(away if again == (total, of_total) else 0.0, both[2], share)
+        if known.away > _TOLERANCE:
+            return known
+    return known
+
+
+def _halves(output: Any, targets: Any, rows: int, part: int) -> Generator[tuple[tuple[_Given, _Given], _Given]]:
+    # Some samples in two parts and as a whole: as they are, and with the first part made smaller.
+    for factor in (1.0, _SMALLER):
+        one, other = (_part(output, targets, rows, start, part, factor) for start in (0, part))
+        yield (one, other), _part(output, targets, rows, 0, 2 * part, factor, scaled=part)
+
+
+def _doubled(output: Any, targets: Any, rows: int) -> Generator[tuple[tuple[_Given, _Given], _Given]]:
+    # All samples, beside the same ones made smaller: some losses need as many samples as a micro-batch has.
+    small = _part(output, targets, rows, 0, rows, _SMALLER, scaled=rows)
+    given = _part(output, targets, rows, 0, rows, 1.0)
+    yield (small, given), (*joined(small[:2], given[:2]), 2 * rows)
+
+
+def no_mean(samples: int) -> InvalidInput:
+    """Return the error for a loss of samples that does not follow from the losses of some of them."""
+    what = f"the loss of {samples} samples is not what follows from the losses of its parts"
+    return InvalidInput(f"{what}, so micro-batches would train another loss", where="loss_fn", remedy=REMEDY)
 
 
 def joined(one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -80,9 +124,7 @@ def _rows(output: Any) -> int:
     return min((len(each) for each in leaves(output) if each.dim()), default=0)
 
 
-def _part(
-    output: Any, targets: Any, rows: int, start: int, count: int, factor: float, scaled: int = 0
-) -> tuple[Any, Any, int]:
+def _part(output: Any, targets: Any, rows: int, start: int, count: int, factor: float, scaled: int = 0) -> _Given:
     # Outputs (in double precision) and targets of some samples, and their number. The first ones are made smaller.
     small = scaled or (count if not start else 0)
 

@@ -3,6 +3,7 @@
 Such a submodule stays whole, because its own code then runs in training. The model itself cannot stay whole.
 """
 
+import dis
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from graphpipe.model.capture.module_graph.failures import CannotExpress
 from graphpipe.model.hidden.watched_tensors import TensorUse, using_tensors, watched_tensors
 from graphpipe.model.recorders import is_recorder
 from graphpipe.model.torch_private import own_hooks
+from graphpipe.user_frames import warn_user
 
 CHANGE = (
     "Move that part into a submodule, and name it in `whole_batch`: it then runs once for each mini-batch. Or change "
@@ -55,12 +57,34 @@ def effects_refused(fake: nn.Module, followed: Mapping[nn.Module, str]) -> Gener
         if module in paths:
             refuse(f"replaces the weight '{f'{paths[module]}.{name}'.removeprefix('.')}'", CHANGE)
 
+    def other_weights(path: str) -> None:
+        refuse(f"calls '{path}' with other weights than its own (functional_call)")
+
     paths = {module: path for path, module in fake.named_modules()}
-    use = TensorUse(own_backward=own_backward, new_data=new_data, new_parameter=new_parameter)
+    use = TensorUse(
+        own_backward=own_backward, new_data=new_data, new_parameter=new_parameter, other_weights=other_weights
+    )
     with watched_tensors(), using_tensors(use):
         yield
     if faults:  # the forward has caught it
         raise faults[0]
+
+
+def warn_of_counters(followed: Mapping[nn.Module, str]) -> None:
+    """Warn of the first number among the attributes of modules that their own forwards change and read."""
+    # torch.export undoes what a forward does to attributes, so the code is read: a number that it sets and reads.
+    for module, path in followed.items():
+        code = getattr(type(module).forward, "__code__", None)
+        uses = {(each.opname, each.argval) for each in dis.get_instructions(code)} if code is not None else set()
+        for name, value in vars(module).items():
+            if type(value) in (int, float) and {("STORE_ATTR", name), ("LOAD_ATTR", name)} <= uses:
+                whose = f"'{path}'" if path else "the model itself"
+                warn_user(
+                    f"the forward of {whose} changes '{name}' and reads it. A "
+                    "pipeline follows this forward, and computes with the number that it had. Change it between steps, "
+                    "and build a new pipeline; or do so in a submodule that stays whole (opaque=[...])."
+                )
+                return
 
 
 def check_hooks(module: nn.Module, path: str) -> None:

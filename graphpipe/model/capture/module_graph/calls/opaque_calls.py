@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from graphpipe.model.capture.module_graph.calls.call_outcome import SAMPLES, CallOutcome, Form
 from graphpipe.model.capture.module_graph.calls.static_runs import StaticRuns
 from graphpipe.model.capture.module_graph.failures import CannotExpress
-from graphpipe.model.hidden.watched_tensors import using_tensors
+from graphpipe.model.hidden.watched_tensors import tell_call, using_tensors
 from graphpipe.model.recorders import apart, recorders
 from graphpipe.model.torch_private import (
     TreeSpec,
@@ -96,6 +96,7 @@ def recording(root: nn.Module, paths: Sequence[str], runs: StaticRuns) -> Genera
 def _recorder(path: str, module: nn.Module, runs: StaticRuns, calls: list[OpaqueCall]) -> Callable[..., object]:
     def call(*args: object, **kwargs: object) -> object:
         leaves, spec = flatten((args, kwargs))
+        tell_call(path)
         try:
             outcome = runs.outcome(path, spec, leaves)
         except CannotExpress:

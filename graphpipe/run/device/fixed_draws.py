@@ -25,13 +25,14 @@ class FixedDraws(DispatchMode):
 
     Args:
         double: compute in double precision.
+        norms: let batch norm use the statistics that it holds.
     """
 
-    def __init__(self, *, double: bool) -> None:
+    def __init__(self, *, double: bool, norms: bool = True) -> None:
         super().__init__()
         self.drawn: dict[str, None] = {}
         """What was replaced, by the name of the operator."""
-        self._double = double
+        self._double, self._norms = double, norms
 
     def __torch_dispatch__(
         self, func: Operator, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -43,7 +44,7 @@ class FixedDraws(DispatchMode):
                 named["dtype"] = torch.float64
             args = _promoted(func, args)
         name = str(func).split(".")[1]  # of aten.bernoulli_.float
-        if name in _STATISTICS:
+        if self._norms and name in _STATISTICS:
             return self._normed(name, func, [*args], named)
         if not is_random(func) or _attends_without_dropout(name, args):
             return func(*args, **named)

@@ -1,0 +1,201 @@
+"""Samples as a whole and in two parts, what a stage computes of them, and how far both are apart."""
+
+import copy
+import math
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from graphpipe.model.split.module_stage import ModuleStage
+from graphpipe.run.stage.losses.check_mean import sum_and_weight
+from graphpipe.run.stage.losses.undisturbed import as_before
+from graphpipe.run.stage.losses.weighted_loss import WeightedLoss
+from graphpipe.run.stage.tensor_tree import leaves, map_tensors
+
+STAYS = 0.1
+"""In double precision, a difference that is no rounding is still this share of what it was."""
+_EXACT = 1e-4
+"""Relative to the largest element. Products of matrices with other numbers of rows are rounded otherwise."""
+_ROUNDED = 8.0
+"""The same for 16 bits, in units of their last place."""
+_ROUNDING = 1e-6
+"""Of a sum of losses, for each sample, where they cancel."""
+_SMALLER = 0.25
+"""What samples are multiplied by to make other ones."""
+
+Loss = Callable[[Any, Any], Any]
+NamedTensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Some samples, as a stage gets them."""
+
+    values: Mapping[str, Tensor]
+    """What the stage reads of them."""
+    targets: Any
+    rows: int
+    """Their number."""
+    others: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """Values of as many other samples, where they are known."""
+    first: bool = False
+    """Whether they are the first of the mini-batch, whose gradients are compared too."""
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> "Samples":
+        """Return the samples with their tensors changed."""
+        values = {name: change(value) for name, value in self.values.items()}
+        return Samples(values, map_tensors(self.targets, change), self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Samples as a whole and in two parts."""
+
+    whole: Samples
+    halves: tuple[Samples, Samples]
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return next(iter(self.whole.values.values())).device
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> "Parts":
+        """Return them with their tensors changed."""
+        one, other = self.halves
+        return Parts(self.whole.changed(change), (one.changed(change), other.changed(change)))
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a stage computes of some samples."""
+
+    sent: NamedTensors
+    """The values that it sends on, by name."""
+    outputs: list[Tensor]
+    """The tensors of the model's output, if it returns that."""
+    result: Any
+    """The model's output."""
+
+    def loss(self, loss_fn: Loss, part: Samples) -> tuple[float, float]:
+        """Return the sum of the losses of the samples, and their weight. The function keeps nothing."""
+        return sum_and_weight(own_loss(loss_fn), self.result, part.targets, part.rows)
+
+
+def own_loss(loss_fn: Loss) -> Loss:
+    """Return a copy of a loss function that may keep something."""
+    weighs = isinstance(loss_fn, WeightedLoss)
+    holder = loss_fn.function if weighs else loss_fn
+    if isinstance(holder, nn.Module):
+        holder = copy.deepcopy(holder)
+    return WeightedLoss(holder, loss_fn.weight) if weighs else holder
+
+
+def divisions(samples: Samples) -> Generator[Parts]:
+    """Yield samples as a whole and in two parts: those of a micro-batch and its halves, then twice as many."""
+    values, rows = samples.values, samples.rows
+    if rows > 1:
+        yield _divided(values, samples.targets, rows, rows // 2)
+    others = {name: samples.others.get(name, _another(value)) for name, value in values.items()}
+    both = {name: torch.cat([value, others[name]]) for name, value in values.items()}
+    again = map_tensors(
+        samples.targets, lambda each: torch.cat([each, each]) if each.dim() and len(each) == rows else each
+    )
+    yield _divided(both, again, 2 * rows, rows)
+
+
+def computed(program: ModuleStage, part: Samples, call: Callable[..., Any] | None = None) -> Found:
+    """Return what a stage computes of some samples; what it changes is undone.
+
+    Args:
+        program: of the stage.
+        part: the samples.
+        call: in place of the program's module.
+    """
+    values = {name: value.detach().clone() for name, value in part.values.items()}  # a forward may write into them
+    with as_before(program.module):
+        sent, result = results(program, values, call)
+        outputs = leaves(result) if program.is_output else []
+        return Found({name: value.clone() for name, value in sent.items()}, outputs, result)
+
+
+def results(
+    program: ModuleStage, values: Mapping[str, Tensor], call: Callable[..., Any] | None
+) -> tuple[NamedTensors, Any]:
+    """Return what a stage sends on, and the model's output, as a call of the program."""
+    if call is None:
+        return program(values)
+    found, output = call(*[values[name] for name in program.arguments])
+    return dict(zip(program.sent, found, strict=True)), program.output(output)
+
+
+def away(one: Tensor, other: Tensor) -> float:
+    """Return the largest difference of two tensors, or how many elements differ if they are not floating-point."""
+    if one.shape != other.shape or one.dtype != other.dtype or not one.numel():
+        return 0.0
+    if not (one.is_floating_point() or one.is_complex()):
+        return float(torch.count_nonzero(one != other))
+    same = (one == other) | ((one != one) & (other != other))
+    return torch.where(same, 0, (one - other).abs()).nan_to_num(nan=math.inf, posinf=math.inf).max().item()
+
+
+def tolerance(value: Tensor, share: float = _EXACT) -> float:
+    """Return how large a difference of a tensor may be rounding: a share of its largest element."""
+    if not value.is_floating_point() or not value.numel():
+        return 0.0
+    size = value.abs()
+    scale = torch.where(size.isfinite(), size, 0).max().item()
+    return scale * max(share, _ROUNDED * torch.finfo(value.dtype).eps if is_low(value) else 0.0)
+
+
+def follows(whole: Sequence[Tensor], parts: Sequence[Sequence[Tensor]], rows: int) -> bool:
+    """Return whether tensors are the rows of those of parts, or the same for all parts.
+
+    Args:
+        whole: the tensors of all samples.
+        parts: the same of some of them, in order.
+        rows: the number of samples.
+    """
+    return all(_follows(each, [part[n] for part in parts], rows) for n, each in enumerate(whole))
+
+
+def is_near(one: float, other: float, rows: int) -> bool:
+    """Return whether two sums of losses are equal but for rounding."""
+    return abs(one - other) <= max(_EXACT * max(abs(one), abs(other)), _ROUNDING * rows) or one != one
+
+
+def is_low(value: Tensor) -> bool:
+    """Return whether a tensor has 16 bits."""
+    return value.dtype in (torch.float16, torch.bfloat16)
+
+
+def _divided(values: Mapping[str, Tensor], targets: Any, rows: int, half: int) -> Parts:
+    whole, one, other = (
+        Samples(
+            {name: value[first:end] for name, value in values.items()},
+            map_tensors(targets, partial(_cut, rows=rows, first=first, end=end)),
+            end - first,
+        )
+        for first, end in ((0, rows), (0, half), (half, rows))
+    )
+    return Parts(whole, (one, other))
+
+
+def _cut(tensor: Tensor, *, rows: int, first: int, end: int) -> Tensor:
+    return tensor[first:end] if tensor.dim() and len(tensor) == rows else tensor
+
+
+def _another(samples: Tensor) -> Tensor:
+    if samples.is_floating_point() or samples.is_complex():
+        return _SMALLER * samples
+    return samples.roll(1, dims=-1) if samples.dim() > 1 else samples.flip(0)
+
+
+def _follows(whole: Tensor, parts: Sequence[Tensor], rows: int) -> bool:
+    if not whole.dim() or len(whole) != rows:
+        return all(whole.shape == each.shape and away(whole, each) <= tolerance(whole) for each in parts)
+    joined = len({each.shape[1:] for each in (whole, *parts)}) == 1
+    return joined and away(whole, torch.cat([*parts])) <= tolerance(whole)

@@ -1,0 +1,64 @@
+"""Forwards that mix the samples of a batch without a shape that shows it trained something else, without a word."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import graphpipe as gp
+from tests.support.programs.divided_steps import Mix, model, step
+
+
+def flipped(y: Tensor) -> Tensor:
+    out = torch.empty_like(y)
+    for row in range(len(y)):
+        out[row] = y[len(y) - 1 - row]
+    return y + out
+
+
+MIXES: dict[str, Mix] = {
+    "the first sample": lambda y: y - y[:1],
+    "the last sample": lambda y: y + 0.5 * y[-1],
+    "rolled": lambda y: y - torch.roll(y, 1, 0),
+    "rolled by joining": lambda y: y - torch.cat([y[1:], y[:1]]),
+    "number of samples": lambda y: y / y.shape[0],
+    "numbers of rows": lambda y: y * torch.arange(1.0, 1 + len(y)).to(y)[:, None],
+    "batch norm": lambda y: functional.batch_norm(y, None, None, training=True),
+    "group norm over samples": lambda y: functional.group_norm(y.T[None], 2)[0].T,
+    "sorted": lambda y: torch.sort(y, dim=0).values,
+    "cumulative": lambda y: torch.cumsum(y, 0),
+    "largest two": lambda y: y - y.topk(2, dim=0).values.mean(),
+    "a median": lambda y: y - y.median(dim=0).values,
+    "order": lambda y: y * y[:, 0].argsort().argsort()[:, None].to(y),
+    "neighbours": lambda y: functional.conv1d(y.T[:, None], torch.ones(1, 1, 3).to(y), padding=1)[:, 0].T,
+    "scattered": lambda y: y + torch.zeros_like(y).index_add(0, torch.zeros(len(y), dtype=torch.long), y)[:1],
+    "written by rows": flipped,
+}
+PER_SAMPLE: dict[str, Mix] = {
+    "a product over features": lambda y: y - y[:, :1],
+    "sorted features": lambda y: torch.sort(y, dim=1).values,
+    "dropout": lambda y: functional.dropout(y, 0.2, training=True),
+    "noise": lambda y: y + 0.1 * torch.randn_like(y),
+    "nothing but rounding": lambda y: y + (1e4 * (y + 1e-4 * y @ y.T.detach()[:, :1] * 0) - 1e4 * y),
+    "experts": lambda y: torch.where(y.argmax(1, keepdim=True) > 2, y * 2, y),
+    "grouped and back": lambda y: y[y[:, 0].argsort()][y[:, 0].argsort().argsort()],
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("micro_batch", [1, 2, 4])
+@pytest.mark.parametrize("name", MIXES)
+def test_in_any_stage(name: str, micro_batch: int) -> None:
+    one = model(MIXES[name])
+    if name in ("largest two", "batch norm") and micro_batch == 1:
+        pytest.skip("torch itself refuses one sample")
+    for at in ("2", "3"):  # in the last stage, and in one that sends it on
+        with pytest.raises(gp.InvalidInput, match=r"the forward of '2' mixes the samples .*and the loss depends on it"):
+            step(one, at, micro_batch)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", PER_SAMPLE)
+def test_no_false_alarm(name: str) -> None:
+    for micro_batch in (1, 4):
+        step(model(PER_SAMPLE[name]), "3", micro_batch)
