@@ -149,7 +149,7 @@ def page(rows: Sequence[Mapping[str, Any]]) -> None:
     done = [row for row in rows if "error" not in row]
     caption = (
         f"{len(done)} of {len(rows)} models train so. Divided is the share of the parameters of which each rank has a "
-        "part. The distances are relative, of the loss and all gradients. Models with experts compute in single precision."
+        "part. Distances are relative, of the loss and all gradients. Models with experts compute in single precision."
     )
     lines = [
         [row["model"], row["operators"], f"{row['divided']:.0%}", *(f"{row[f'away_{ranks}']:.0e}" for ranks in RANKS)]
