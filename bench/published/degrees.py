@@ -8,7 +8,7 @@ the data sheet (NVLink 4: 150 GB/s between two GPUs, in each direction). On A10G
 that the authors measured with as many GPUs.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -33,7 +33,17 @@ WHOLE = ("enc-1st-layernorm", "enc-post-attention-dropout", "enc-2nd-layernorm",
 """Operators of Megatron's layer that every GPU computes for whole values."""
 MODELS = ("1_3B", "2_6B", "6_7B", "13B", "20B", "40B")
 SIZES, DEGREES = (1, 2, 4, 8), (2, 4, 8)
-HEADER = ("model", "GPUs", "samples", "forward ms", "predicted", "%", "backward ms", "predicted", "%")
+HEADER = (
+    "model",
+    "GPUs",
+    "profiles",
+    "forward, mean error %",
+    "least",
+    "most",
+    "backward, mean error %",
+    "least",
+    "most",
+)
 _SLOWEST = 10.0
 """A profile that is this many times as long as with another number of samples, for each sample, is left out: the first
 call of an operator compiles its kernels."""
@@ -113,7 +123,8 @@ def main() -> None:
     words += f" (target {100 * TARGET:.0f} %)."
     print(words)
     title, _, caption = (__doc__ or "").partition("\n\n")
-    markdown("degrees", title.rstrip("."), f"{caption.strip()}\n\n{words}", HEADER, [_line(row) for row in rows])
+    lines = [_line(*key, rows) for key in dict.fromkeys((row["model"], row["degree"]) for row in rows)]
+    markdown("degrees", title.rstrip("."), f"{caption.strip()}\n\n{words}", HEADER, lines)
     print(f"saved {save('degrees', rows, mean_errors=means, target=TARGET)}")
 
 
@@ -209,9 +220,10 @@ def _row(
     }
 
 
-def _line(row: dict[str, Any]) -> list[object]:
-    cells: list[object] = [row["model"], row["degree"], row["samples"]]
+def _line(model: str, degree: int, rows: Sequence[dict[str, Any]]) -> list[object]:
+    some = [row for row in rows if (row["model"], row["degree"]) == (model, degree)]
+    cells: list[object] = [model, degree, len(some)]
     for part in ("forward", "backward"):
-        cells += [f"{1e3 * row[f'{part}_seconds']:.2f}", f"{1e3 * row[f'predicted_{part}_seconds']:.2f}"]
-        cells.append(f"{100 * row[f'{part}_error']:+.0f}")
+        errors = [100 * row[f"{part}_error"] for row in some]
+        cells += [f"{mean(map(abs, errors)):.0f}", f"{min(errors):+.0f}", f"{max(errors):+.0f}"]
     return cells

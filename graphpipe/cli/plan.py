@@ -22,6 +22,7 @@ from graphpipe.report import summarise, summary_lines
 from graphpipe.report.content.memory_choices import choice_lines, memory_choices
 from graphpipe.report.tables.memory_curve_table import memory_curve_table
 from graphpipe.report.tables.plan_table import plan_table
+from graphpipe.report.tables.shared_work_table import shared_work_table
 from graphpipe.report.tables.text_timeline import timeline
 from graphpipe.simulator import step_seconds
 from graphpipe.simulator.simulate import simulate
@@ -54,9 +55,9 @@ def run(args: argparse.Namespace) -> int:
     with waiting("computing the lower bound"):
         summary = summarise(planned, planned.prediction)
     choices = memory_choices(planned)
-    output.show(
-        plan_table(planned, planned.prediction), *summary_lines(summary), *(choice_lines(choices) if choices else [])
-    )
+    tables = [plan_table(planned, planned.prediction)]
+    tables += [shared_work_table(planned)] if planned.shares_replicas else []
+    output.show(*tables, *summary_lines(summary), *(choice_lines(choices) if choices else []))
     if args.timeline:
         output.show(timeline(simulate(planned), output.width, planned))
     body = to_body(summary) | {"stage_list": [to_body(stage) for stage in planned.stages]}

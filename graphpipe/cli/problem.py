@@ -17,7 +17,7 @@ def read_problem(args: argparse.Namespace, *, shares: bool = False) -> tuple[Pro
 
     Args:
         args: of the command line.
-        shares: whether devices may share a replica, so that the graph says how.
+        shares: whether devices may share a replica, so that the graph says how. They may also if `--tensor` is not 1.
 
     Raises:
         InvalidInput: an argument cannot be used.
@@ -26,6 +26,7 @@ def read_problem(args: argparse.Namespace, *, shares: bool = False) -> tuple[Pro
     cluster = Cluster.resolve(args.cluster)
     costs = CostTable.load(args.costs) if args.costs else None
     cache, fused = cache_folder() if args.cache else None, not cluster.on_processors
+    shares = shares or getattr(args, "tensor", 1) != 1
     model = read_model_argument(args.model, cache, args.look_into, args.precision, fused_attention=fused, shares=shares)
     graph = model.graph
     if costs:

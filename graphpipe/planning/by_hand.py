@@ -14,6 +14,7 @@ from graphpipe.errors import InvalidInput, nearest
 from graphpipe.files.json_body import from_body
 from graphpipe.files.json_document import read_document
 from graphpipe.graph import Graph
+from graphpipe.planners.problem.fitted_layouts import fitted_layouts
 from graphpipe.planners.problem.partition import Part, Problem, assemble
 from graphpipe.plans.device_memory import stage_memory
 from graphpipe.plans.plan import Plan
@@ -97,7 +98,8 @@ def plan_by_hand(problem: Problem, hand: HandPlan) -> Plan:
     drawn = assemble(problem, parts, planner="hand", schedule=hand.schedule, devices=devices)
     pairs = zip(drawn.stages, chosen, strict=True)
     stages = tuple(_written(drafted, stage, ops) for drafted, (stage, ops) in pairs)
-    plan = replace(drawn, stages=stages)
+    ranks = {op: max(1, stage.tensor) for stage in stages for op in stage.ops}
+    plan = replace(drawn, stages=stages, graph=fitted_layouts(problem.graph, ranks))
     verify(plan)
     _warn_of_no_use(plan)
     return plan

@@ -2,20 +2,22 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from graphpipe.cluster import Cluster
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.planners.problem.device_groups import DeviceGroups
+from graphpipe.planners.problem.fitted_layouts import fitted_layouts
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planning.settings import TensorChoice
 from graphpipe.plans import Plan
+from graphpipe.plans.estimates import least_step_seconds
 from graphpipe.plans.stage import Stage
 from graphpipe.plans.verify import verify
 
-_MOST_CHANGES = 48
-"""Most plans with another number of devices per replica of some stages that are simulated."""
+_MOST_TASKS = 100_000
+"""Most tasks in all simulations of plans with another number of devices per replica of some stages."""
 
 
 def plan_with_ranks(
@@ -32,6 +34,9 @@ def plan_with_ranks(
 
     So the plan is never slower than without. All plans are compared by their simulated step.
 
+    An operator that cannot be shared by so many devices runs whole on each, and the graph of the plan has no layout of
+    it (`fitted_layouts`).
+
     Args:
         problem: of all devices.
         choice: a number, or `auto`.
@@ -39,38 +44,39 @@ def plan_with_ranks(
         seconds: of one step of a plan.
 
     Raises:
-        InvalidInput: no node has so many devices, or an operator cannot be shared by so many.
+        InvalidInput: no node has so many devices, or no operator can be shared by so many.
         Infeasible: no plan fits in memory.
     """
     if choice == 1:
         return find(problem)
+    choosing = _Choosing(problem, find, seconds)
     if isinstance(choice, int):
         _check_shareable(problem, choice)
-        return _planned(problem, choice, find)
+        return choosing.planned(choice)[1]
     misses: list[Infeasible] = []
-    plans: list[Plan] = []
+    plans: list[tuple[float, Plan]] = []
     for ranks in (1, *shareable(problem.graph, problem.cluster)):
         try:
-            plans.append(find(problem) if ranks == 1 else _planned(problem, ranks, find))
+            plans.append(choosing.planned(ranks))
         except Infeasible as miss:
             misses.append(miss)
     if not plans:
         raise misses[0]
-    if not any(op.shards for op in problem.graph.ops):
-        return min(plans, key=seconds)
-    return _changed_by_stage(min(plans, key=seconds), seconds)
+    best = min(plans, key=lambda timed: timed[0])[1]
+    if best.shares_replicas and not plans[0][1].shares_replicas:
+        best = min(plans[0][1], best, key=seconds)
+    return choosing.changed_by_stage(best) if any(op.shards for op in problem.graph.ops) else best
 
 
 def shareable(graph: Graph, cluster: Cluster) -> tuple[int, ...]:
-    """Return the numbers of devices, 2, 4, 8 and so on, that can share every operator with a layout, ascending.
+    """Return the numbers of devices, 2, 4, 8 and so on, that can share an operator, ascending.
 
     A node must have so many devices of a type. If no operator has a layout, there is none.
     """
-    most = [op.shards.most for op in graph.ops if op.shards is not None]
     counts: list[int] = []
     ranks = 2
-    while most and ranks <= len(cluster.devices) and DeviceGroups.of(cluster, ranks).members:
-        if all(limit % ranks == 0 for limit in most):
+    while ranks <= len(cluster.devices) and DeviceGroups.of(cluster, ranks).members:
+        if any(op.shards is not None and op.shards.most % ranks == 0 for op in graph.ops):
             counts.append(ranks)
         ranks *= 2
     return tuple(counts)
@@ -80,42 +86,69 @@ def _check_shareable(problem: Problem, ranks: int) -> None:
     if not DeviceGroups.of(problem.cluster, ranks).members:
         what = f"is {ranks}, but no node of '{problem.cluster.name}' has {ranks} devices of one type"
         raise InvalidInput(what, where="tensor", remedy="Choose fewer, or auto.")
-    for op in problem.graph.ops:
-        if op.shards is not None and op.shards.most % ranks:
-            what = f"is {ranks}, but operator '{op.name}' can be shared by {op.shards.most} devices or a divisor of it"
-            raise InvalidInput(what, where="tensor", remedy="Choose a divisor, or auto.")
-    if not any(op.shards for op in problem.graph.ops):
+    most = {op.shards.most for op in problem.graph.ops if op.shards is not None}
+    if not most:
         what = f"is {ranks}, but no operator of '{problem.graph.name}' has a layout, so devices could share no work"
-        raise InvalidInput(what, where="tensor", remedy="Capture the model again, or leave tensor out.")
+        raise InvalidInput(what, where="tensor", remedy="Find layouts with gp.with_shards, or leave tensor out.")
+    if all(limit % ranks for limit in most):
+        listed = ", ".join(map(str, sorted(most)))
+        what = f"is {ranks}, but operators can be shared by {listed} devices or divisors of these"
+        raise InvalidInput(what, where="tensor", remedy="Choose a divisor, or auto.")
 
 
-def _planned(problem: Problem, ranks: int, find: Callable[[Problem], Plan]) -> Plan:
-    groups = DeviceGroups.of(problem.cluster, ranks)
-    return groups.expanded(find(groups.problem(problem)), problem)
+@dataclass(frozen=True, slots=True)
+class _Choosing:
+    """A choice for one problem, whose graph has every layout."""
 
+    problem: Problem
+    find: Callable[[Problem], Plan]
+    seconds: Callable[[Plan], float]
+    _graphs: dict[frozenset[str], Graph] = field(default_factory=dict[frozenset[str], Graph])
+    """Graphs without the layouts of some operators."""
 
-def _changed_by_stage(best: Plan, seconds: Callable[[Plan], float]) -> Plan:
-    """Return a plan after changes of single stages, or of those that share devices, that each make the step shorter."""
-    left, improved = _MOST_CHANGES, True
-    while improved and left > 0:
-        improved = False
-        for team in dict.fromkeys(stage.devices for stage in best.stages):
-            for changed in _changes(best, team):
-                left -= 1
-                if left >= 0 and seconds(changed) < seconds(best):
-                    best, improved = changed, True
-    return best
+    def planned(self, ranks: int) -> tuple[float, Plan]:
+        """Return the plan with so many devices per replica of every stage, and its step seconds.
 
+        With groups as devices, a step is simulated much faster. It is as long as that of the devices, except where the
+        links between pairs of devices of two groups differ.
+        """
+        if ranks == 1:
+            best = self.find(self.problem)
+            return self.seconds(best), best
+        groups = DeviceGroups.of(self.problem.cluster, ranks)
+        fitted = replace(self.problem, graph=self._fitted(dict.fromkeys(self.problem.graph.index, ranks)))
+        best = self.find(groups.problem(fitted))
+        return self.seconds(best), groups.expanded(best, fitted)
 
-def _changes(plan: Plan, team: tuple[int, ...]) -> Iterator[Plan]:
-    """Yield the sound plans in which the stages on some devices have half or twice as many per replica."""
-    for double in (False, True):
-        stages = [_with_ranks(stage, double=double) if stage.devices == team else stage for stage in plan.stages]
-        if all(stage is not None for stage in stages) and tuple(stages) != plan.stages:
-            changed = replace(plan, stages=tuple(stage for stage in stages if stage is not None), prediction=None)
-            with suppress(InvalidInput, Infeasible):
-                verify(changed)
-                yield changed
+    def changed_by_stage(self, best: Plan) -> Plan:
+        """Return a plan after changes of single stages, or of those that share devices, that make the step shorter."""
+        left, improved = _MOST_TASKS, True
+        while improved and left > 0:
+            improved = False
+            for team in dict.fromkeys(stage.devices for stage in best.stages):
+                for changed in self._changes(best, team):
+                    if left <= 0 or least_step_seconds(changed) >= self.seconds(best):
+                        continue
+                    left -= sum(3 * changed.micro_batches(at) * len(it.devices) for at, it in enumerate(changed.stages))
+                    if self.seconds(changed) < self.seconds(best):
+                        best, improved = changed, True
+        return best
+
+    def _changes(self, plan: Plan, team: tuple[int, ...]) -> Iterator[Plan]:
+        """Yield the sound plans in which the stages on some devices have half or twice as many per replica."""
+        for double in (False, True):
+            stages = [_with_ranks(stage, double=double) if stage.devices == team else stage for stage in plan.stages]
+            changed = tuple(stage for stage in stages if stage is not None)
+            if len(changed) == len(stages):
+                graph = self._fitted({op: stage.tensor for stage in changed for op in stage.ops})
+                with suppress(InvalidInput, Infeasible):
+                    verify(found := replace(plan, stages=changed, graph=graph, prediction=None))
+                    yield found
+
+    def _fitted(self, ranks: dict[str, int]) -> Graph:
+        # Costs of one graph are found once.
+        fitted = fitted_layouts(self.problem.graph, ranks)
+        return self._graphs.setdefault(frozenset(op.name for op in fitted.ops if op.shards is None), fitted)
 
 
 def _with_ranks(stage: Stage, *, double: bool) -> Stage | None:

@@ -8,7 +8,7 @@ from shared_replicas import chain, cluster, layer, problem, shards
 from graphpipe.cluster import Cluster, Link
 from graphpipe.costs import CostTable, estimate
 from graphpipe.errors import Infeasible, InvalidInput
-from graphpipe.graph import Graph, Op, Work
+from graphpipe.graph import Graph, Op, Shared, Work
 from graphpipe.graph.op_shards import OpShards
 from graphpipe.planning.choose_ranks import shareable
 from graphpipe.planning.plan import plan as find_plan
@@ -92,17 +92,39 @@ def test_a_stage_without_a_layout_keeps_a_replica_per_device() -> None:
     assert shared.stages[0].tensor == 1
 
 
+@pytest.mark.parametrize("batch_size", [1, 2, 6])
+def test_auto_is_never_slower_than_any_number(batch_size: int):
+    graph, machines = chain(layers(1).ops[0], *layers(3, layout=False).ops[1:], sent=8e6), Cluster.preset("summit:2x2")
+    numbers = [seconds(planned(graph, machines, batch_size, schedule="1f1b", tensor=number)) for number in (1, 2)]
+    chosen = planned(graph, machines, batch_size, schedule="1f1b", tensor="auto")
+    assert seconds(chosen) <= min(numbers) * (1 + 1e-9)
+
+
 def test_a_number_is_that_of_every_stage() -> None:
     plan = planned(layers(4), Cluster.preset("dgx-a100:1x8"), 8, schedule="1f1b", tensor=4)
     assert {stage.tensor for stage in plan.stages} == {4}
     verify(plan)
 
 
-def test_degrees_that_every_layout_allows() -> None:
+def test_degrees_that_a_layout_allows() -> None:
     graph = chain(layer("a", shards(most=4)), layer("b", None), layer("c", shards(most=8)))
-    assert shareable(graph, cluster(16, per_node=8)) == (2, 4)
+    assert shareable(graph, cluster(16, per_node=8)) == (2, 4, 8)
+    assert shareable(chain(layer("a", shards(most=6))), cluster(16, per_node=8)) == (2,)
     assert shareable(graph, cluster(16, per_node=2)) == (2,)
     assert shareable(chain(layer("b", None)), cluster(8)) == ()
+
+
+def test_an_operator_that_so_many_cannot_share_runs_whole() -> None:
+    tied = layer("c", shards(), weight="b.weight")
+    graph = chain(layer("a", shards()), layer("b", shards(most=3)), tied, layer("d", shards(most=6)))
+    graph = replace(graph, shared=(Shared(name="b.weight", bytes=80),))
+    found = problem(graph, 4)
+    plan = planned(graph, found.cluster, 4, found.costs, tensor=4)
+    assert [op.name for op in plan.graph.ops if op.shards] == ["a"], "c divides the weight of b, which stays whole"
+    assert plan.graph.fingerprint == graph.fingerprint
+    verify(plan)
+    plan = planned(graph, found.cluster, 4, found.costs, tensor=2)
+    assert [op.name for op in plan.graph.ops if op.shards] == ["a", "d"]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +133,7 @@ def test_degrees_that_every_layout_allows() -> None:
         ({"tensor": 0}, "tensor: is 0, must be at least 1"),
         ({"tensor": "all"}, "tensor: is 'all', must be a number or 'auto'"),
         ({"tensor": 16}, "tensor: is 16, but no node of 'test' has 16 devices of one type"),
-        ({"tensor": 3}, "tensor: is 3, but operator 'a' can be shared by 8 devices or a divisor of it"),
+        ({"tensor": 3}, "tensor: is 3, but operators can be shared by 8 devices or divisors of these"),
         ({"tensor": 2, "planner": "pipedream"}, "tensor: is 2, but planner 'pipedream' does not follow it"),
         ({"tensor": "auto", "inference": True}, "tensor: is 'auto', but plans for inference do not follow it"),
         ({"tensor": 2, "weights": "stash"}, "tensor: is 2, but plans without a flush do not follow it"),

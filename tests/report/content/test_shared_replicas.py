@@ -13,6 +13,7 @@ from graphpipe.report.content.phase_memory import phase_memory
 from graphpipe.report.figures.memory_figure import stage_bytes
 from graphpipe.report.figures.stage_boxes import stage_lines
 from graphpipe.report.tables.plan_table import plan_table
+from graphpipe.report.tables.shared_work_table import shared_work_table
 from graphpipe.simulator import predict
 
 
@@ -35,6 +36,12 @@ def test_the_table_has_a_column_only_where_devices_share_replicas(plan: Plan) ->
     assert [row[3] for row in shown.rows] == ["2 x 1", "1"]
     alone = replace(plan, stages=(replace(plan.stages[0], tensor=1, micro_batch=4, in_flight=4), plan.stages[1]))
     assert "tensor" not in [column.heading for column in plan_table(alone, plan.prediction).columns]
+
+
+def test_what_devices_gain_is_shown(plan: Plan) -> None:
+    shown = shared_work_table(plan)
+    # Alone 1 + 10 s forward and as much for the gradient of the weights. Shared 1 + 6 s, twice, and sums of 22 s.
+    assert shown.rows == [["s0", "2", "22.0 s", "36.0 s", "0%", "61%"]]
 
 
 def test_the_box_of_a_stage_says_so(plan: Plan) -> None:
