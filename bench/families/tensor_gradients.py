@@ -148,11 +148,8 @@ def page(rows: Sequence[Mapping[str, Any]]) -> None:
     """
     done = [row for row in rows if "error" not in row]
     caption = (
-        f"{len(done)} of {len(rows)} models train so. Divided is the share of the parameters of which each rank has "
-    )
-    caption += (
-        "a part. The distances are relative, of the loss and all gradients; models with experts compute in single "
-        "precision."
+        f"{len(done)} of {len(rows)} models train so. Divided is the share of the parameters of which each rank has a "
+        "part. Distances are relative, of the loss and all gradients. Models with experts compute in single precision."
     )
     lines = [
         [row["model"], row["operators"], f"{row['divided']:.0%}", *(f"{row[f'away_{ranks}']:.0e}" for ranks in RANKS)]

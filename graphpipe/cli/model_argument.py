@@ -89,9 +89,8 @@ def read_model_argument(
             graph=model.graph,
             fused_attention=fused_attention,
         )
-        graph = captured.graph
         if shares:
-            from graphpipe.model.shards.with_shards import with_shards
+            from graphpipe.model.shards.with_shards import captured_with_shards
 
-            graph = with_shards(graph, model.module)
-    return ModelArgument(graph=graph, module=model.module, captured=captured)
+            captured = captured_with_shards(captured, model.module)
+    return ModelArgument(graph=captured.graph, module=model.module, captured=captured)

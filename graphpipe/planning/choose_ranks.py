@@ -12,11 +12,12 @@ from graphpipe.planners.problem.fitted_layouts import fitted_layouts
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planning.settings import TensorChoice
 from graphpipe.plans import Plan
+from graphpipe.plans.estimates import least_step_seconds
 from graphpipe.plans.stage import Stage
 from graphpipe.plans.verify import verify
 
-_MOST_CHANGES = 48
-"""Most plans with another number of devices per replica of some stages that are simulated."""
+_MOST_TASKS = 100_000
+"""Most tasks in all simulations of plans with another number of devices per replica of some stages."""
 
 
 def plan_with_ranks(
@@ -51,17 +52,19 @@ def plan_with_ranks(
     choosing = _Choosing(problem, find, seconds)
     if isinstance(choice, int):
         _check_shareable(problem, choice)
-        return choosing.planned(choice)
+        return choosing.planned(choice)[1]
     misses: list[Infeasible] = []
-    plans: list[Plan] = []
+    plans: list[tuple[float, Plan]] = []
     for ranks in (1, *shareable(problem.graph, problem.cluster)):
         try:
-            plans.append(find(problem) if ranks == 1 else choosing.planned(ranks))
+            plans.append(choosing.planned(ranks))
         except Infeasible as miss:
             misses.append(miss)
     if not plans:
         raise misses[0]
-    best = min(plans, key=seconds)
+    best = min(plans, key=lambda timed: timed[0])[1]
+    if best.shares_replicas and not plans[0][1].shares_replicas:
+        best = min(plans[0][1], best, key=seconds)
     return choosing.changed_by_stage(best) if any(op.shards for op in problem.graph.ops) else best
 
 
@@ -103,21 +106,31 @@ class _Choosing:
     _graphs: dict[frozenset[str], Graph] = field(default_factory=dict[frozenset[str], Graph])
     """Graphs without the layouts of some operators."""
 
-    def planned(self, ranks: int) -> Plan:
-        """Return the plan with so many devices per replica of every stage."""
+    def planned(self, ranks: int) -> tuple[float, Plan]:
+        """Return the plan with so many devices per replica of every stage, and its step seconds.
+
+        With groups as devices, a step is simulated much faster. It is as long as that of the devices, except where the
+        links between pairs of devices of two groups differ.
+        """
+        if ranks == 1:
+            best = self.find(self.problem)
+            return self.seconds(best), best
         groups = DeviceGroups.of(self.problem.cluster, ranks)
         fitted = replace(self.problem, graph=self._fitted(dict.fromkeys(self.problem.graph.index, ranks)))
-        return groups.expanded(self.find(groups.problem(fitted)), fitted)
+        best = self.find(groups.problem(fitted))
+        return self.seconds(best), groups.expanded(best, fitted)
 
     def changed_by_stage(self, best: Plan) -> Plan:
         """Return a plan after changes of single stages, or of those that share devices, that make the step shorter."""
-        left, improved = _MOST_CHANGES, True
+        left, improved = _MOST_TASKS, True
         while improved and left > 0:
             improved = False
             for team in dict.fromkeys(stage.devices for stage in best.stages):
                 for changed in self._changes(best, team):
-                    left -= 1
-                    if left >= 0 and self.seconds(changed) < self.seconds(best):
+                    if left <= 0 or least_step_seconds(changed) >= self.seconds(best):
+                        continue
+                    left -= sum(3 * changed.micro_batches(at) * len(it.devices) for at, it in enumerate(changed.stages))
+                    if self.seconds(changed) < self.seconds(best):
                         best, improved = changed, True
         return best
 

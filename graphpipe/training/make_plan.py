@@ -17,7 +17,7 @@ from graphpipe.graph import Graph
 from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture.op_splits.split_nodes import split_like
 from graphpipe.model.capture_cache.capture_cache import cached_capture, cached_capture_for
-from graphpipe.model.shards.with_shards import with_shards
+from graphpipe.model.shards.with_shards import captured_with_shards
 from graphpipe.model.split.split import build_stages
 from graphpipe.planning.backwards import choose_backwards
 from graphpipe.planning.by_hand import load_hand_plan
@@ -83,7 +83,7 @@ def captured_with_costs(
             fused_attention=not cluster.on_processors,
         )
         if shares:
-            captured = replace(captured, graph=with_shards(captured.graph, task.model))
+            captured = captured_with_shards(captured, task.model)
     return captured, _costs(config, task, captured, cluster, tell)
 
 

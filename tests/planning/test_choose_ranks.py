@@ -92,6 +92,14 @@ def test_a_stage_without_a_layout_keeps_a_replica_per_device() -> None:
     assert shared.stages[0].tensor == 1
 
 
+@pytest.mark.parametrize("batch_size", [1, 2, 6])
+def test_auto_is_never_slower_than_any_number(batch_size: int):
+    graph, machines = chain(layers(1).ops[0], *layers(3, layout=False).ops[1:], sent=8e6), Cluster.preset("summit:2x2")
+    numbers = [seconds(planned(graph, machines, batch_size, schedule="1f1b", tensor=number)) for number in (1, 2)]
+    chosen = planned(graph, machines, batch_size, schedule="1f1b", tensor="auto")
+    assert seconds(chosen) <= min(numbers) * (1 + 1e-9)
+
+
 def test_a_number_is_that_of_every_stage() -> None:
     plan = planned(layers(4), Cluster.preset("dgx-a100:1x8"), 8, schedule="1f1b", tensor=4)
     assert {stage.tensor for stage in plan.stages} == {4}

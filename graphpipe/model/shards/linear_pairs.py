@@ -4,8 +4,7 @@ x -> up -----> gelu ---> * -> down ->        columns: up, gate      row: down
 x -> gate ---------------^
 """
 
-from collections.abc import Callable
-from typing import Any, cast, final
+from typing import Any, final
 
 from torch import fx, nn
 
@@ -116,5 +115,5 @@ def _traced(module: nn.Module) -> fx.Graph | None:
 @final
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        leaf = is_linear(m) or type(m).__module__ == "transformers.activations"
-        return leaf or cast("Callable[..., bool]", super().is_leaf_module)(m, module_qualified_name)
+        del module_qualified_name
+        return not isinstance(m, nn.Sequential)  # pairs in other submodules are found there

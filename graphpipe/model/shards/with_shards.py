@@ -1,36 +1,19 @@
-"""Notes in a graph how ranks can share its operators, and what that saves and costs.
-
-The whole model and the part of one of two ranks are measured in the same way, without data. Half of what ranks share is
-missing in the latter.
-"""
+"""Notes in a graph how ranks can share its operators, and what that saves and costs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Literal, final
+from dataclasses import replace
 
-from torch import Tensor, nn
+from torch import nn
 
 from graphpipe.errors import InvalidInput
-from graphpipe.graph import Graph, Op, OpShards, ParameterSlice, SubmoduleShards
-from graphpipe.model.capture.build_ops import MeasuredModel, build_ops, tensor_names
-from graphpipe.model.capture.capture import Captured, Traced, capture_measured, measure, trace
-from graphpipe.model.capture.fused_attention import FusedAttention
-from graphpipe.model.capture.reading import SAMPLES
+from graphpipe.graph import Graph, Op, SubmoduleShards
+from graphpipe.model.capture.capture import Captured, capture_again, capture_measured, measure, trace
 from graphpipe.model.capture.same_model import other_model
-from graphpipe.model.capture.shape_propagation import propagate_shapes
-from graphpipe.model.function_caches import without_caches
-from graphpipe.model.quiet import quiet_export
-from graphpipe.model.shards.layouts import Layout, Styles, find_layout, most_ranks
-from graphpipe.model.shards.shared_submodule import SharedSubmodule
-from graphpipe.model.shards.team import ShardTeam
-from graphpipe.model.shards.trial import Call, disagrees
+from graphpipe.model.shards.layouts import Layout, Styles, find_layout
+from graphpipe.model.shards.shard_measuring import ShardMeasuring
 from graphpipe.model.without_data.construction import ModelBuilder
 from graphpipe.model.without_data.meta_model import without_data
-
-_RANKS = 2
-_TRIED = 2e10
-"""An operator with more FLOPs per sample is not tried on drawn values: it would take more than seconds."""
+from graphpipe.user_frames import warn_user
 
 
 def with_shards(graph: Graph, model: nn.Module | ModelBuilder, styles: Styles | None = None) -> Graph:
@@ -62,9 +45,47 @@ def with_shards(graph: Graph, model: nn.Module | ModelBuilder, styles: Styles | 
     captured = capture_measured(model, graph.inputs, origin, measured)
     if {op.name for op in captured.graph.ops} != {op.name for op in graph.ops}:
         raise other_model("its operators differ")
-    measuring = _Measuring(model, traced, captured, _shareable(model, captured, layout))
+    _warn_of_parted_layers(parted_layers(captured, layout))
+    measuring = ShardMeasuring(model, traced, captured, _shareable(model, captured, layout))
     found = measuring.found() if measuring.shared else {}
     return replace(graph, ops=tuple(replace(op, shards=found.get(op.name)) for op in graph.ops))
+
+
+def captured_with_shards(captured: Captured, model: nn.Module) -> Captured:
+    """Return a capture whose graph says how ranks can share its operators.
+
+    Submodules of which ranks share several layers become operators, if their layers were operators of their own.
+
+    Args:
+        captured: the model.
+        model: the same.
+
+    Raises:
+        InvalidInput: as `capture`.
+    """
+    origin, parted = captured.graph.origin, parted_layers(captured, find_layout(model))
+    if origin is not None and parted:
+        captured = capture_again(model, captured.graph.inputs, replace(origin, opaque=(*origin.opaque, *parted)))
+    return replace(captured, graph=with_shards(captured.graph, model))
+
+
+def parted_layers(captured: Captured, layout: Layout) -> list[str]:
+    """Return the submodules of which ranks could share columns and rows of layers, if these were not called apart."""
+    nodes = captured.module_graph.graph.nodes
+    called = {str(node.target) for node in nodes if node.op == "call_module"}
+    styles: dict[str, set[str]] = {}
+    for path in called & layout.keys():
+        styles.setdefault(path.rpartition(".")[0], set()).add(layout[path].style)
+    return sorted(path for path, found in styles.items() if path and {"column", "row"} <= found)
+
+
+def _warn_of_parted_layers(parted: list[str]) -> None:
+    if parted:
+        others = f" and {len(parted) - 1} others" if len(parted) > 1 else ""
+        warn_user(
+            f"the linear layers of '{parted[0]}'{others} are separate operators, so ranks do not share them. Keep "
+            f"these submodules whole: capture(..., opaque={parted})"
+        )
 
 
 def _shareable(model: nn.Module, captured: Captured, layout: Layout) -> dict[str, Sequence[SubmoduleShards]]:
@@ -114,195 +135,3 @@ def _without(
     if any(not each.style.startswith("vocabulary") for each in bad):
         return ()
     return [each for each in shards if each not in bad]
-
-
-@final
-class _Counting(ShardTeam):
-    """One of two ranks, which notes the bytes that are summed, and exchanges nothing."""
-
-    def __init__(self) -> None:
-        super().__init__(_RANKS, 0)
-        self.sums: dict[str, list[float]] = {}
-        self.begin()
-
-    def begin(self) -> None:
-        """Forget what was noted."""
-        self.sums = {"forward": [], "backward": []}
-
-    def add_up(self, values: Tensor) -> None:
-        """Do nothing."""
-
-    def gather(self, values: Tensor) -> list[Tensor]:
-        """Return the tensor for both ranks. It travels once, where a sum travels twice."""
-        self.sums["forward"].append(float(values.numel() * values.element_size()))
-        return [values] * self.size
-
-    def note(self, kind: Literal["forward", "backward"], values: Tensor) -> None:
-        """Note the bytes."""
-        self.sums[kind].append(float(values.numel() * values.element_size()))
-
-
-@dataclass(slots=True)
-class _Measuring:
-    """Measures the operators of a model with the part of the first of two ranks in place of what they share."""
-
-    model: nn.Module
-    traced: Traced
-    captured: Captured
-    shared: Mapping[str, Sequence[SubmoduleShards]]
-    teams: dict[str, _Counting] = field(default_factory=dict[str, _Counting])
-    pieces: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
-    """The parameters that are divided, with the dimension, by operator."""
-    calls: dict[str, dict[str, Call]] = field(default_factory=dict[str, dict[str, Call]])
-    """Arguments of the submodules that are called, by operator. Those of equal calls are noted once."""
-    replaced: list[tuple[nn.Module, str, nn.Module]] = field(default_factory=list[tuple[nn.Module, str, nn.Module]])
-    """Modules whose child was replaced, the child's name, and what it was."""
-
-    def found(self) -> dict[str, OpShards]:
-        """Return how each operator is shared, by its name."""
-        whole = {op.name: op for op in self.captured.graph.ops}
-        if not self._runs([*self.shared]) or self._disagree(whole):
-            self.shared = self._that_agree(whole)
-        halves = self._halves([*self.shared])
-        sums = {name: team.sums for name, team in self.teams.items()}
-        alike: dict[Any, dict[str, list[float]]] = {}
-        for name in self.teams:  # layers that are alike are run once
-            if any(sums[name].values()):
-                alike.setdefault(self._kind(whole[name]), sums[name])
-        found = {
-            name: self._shards(whole[name], halves[name], alike.get(self._kind(whole[name]), sums[name]))
-            for name in self.teams
-        }
-        return {name: each for name, each in found.items() if each.most % 2 == 0}
-
-    def _that_agree(self, whole: Mapping[str, Op]) -> dict[str, Sequence[SubmoduleShards]]:
-        """Return what can be shared: if a forward does not run so, or computes something else, all but attention."""
-        kinds: dict[Any, list[str]] = {}
-        for name in self.shared:
-            kinds.setdefault(self._kind(whole[name]), []).append(name)
-        before, good = self.shared, dict[str, Sequence[SubmoduleShards]]()
-        for names in kinds.values():
-            for choose in (tuple, without_heads):
-                self.shared = {name: choose(before[name]) for name in names}
-                if not any(self.shared.values()):
-                    break
-                if self._runs(names) and not self._disagree(whole):
-                    good |= self.shared
-                    break
-        return good
-
-    def _runs(self, names: Sequence[str]) -> bool:
-        try:
-            halves = self._halves(names)
-        except Exception:  # any error of a forward: one that cannot compute with a part of its layers
-            return False
-        sent = [(op.output_bytes_per_sample, halves[op.name].output_bytes_per_sample) for op in self.captured.graph.ops]
-        return all(whole == half for whole, half in sent)  # what leaves an operator is whole
-
-    def _disagree(self, whole: Mapping[str, Op]) -> bool:
-        # Of operators that are alike, one is tried.
-        tried = {self._kind(whole[name]): name for name in self.calls}.values()
-        return any(self._disagrees(whole[name]) for name in tried)
-
-    def _disagrees(self, op: Op) -> bool:
-        shards, calls = self.shared[op.name], self.calls[op.name]
-        tables = all(each.style.startswith("vocabulary") for each in shards)
-        return (
-            not tables
-            and op.work.flops_per_sample <= _TRIED
-            and any(disagrees(self.model.get_submodule(path), path, shards, call) for path, call in calls.items())
-        )
-
-    def _replace(self, name: str) -> None:
-        team, traced, pieces = _Counting(), self.traced, dict[str, int]()
-        parameters = dict(self.model.named_parameters(remove_duplicate=False))
-
-        def slice_of(piece: ParameterSlice) -> nn.Parameter:
-            pieces[piece.parameter] = piece.dimension
-            whole = traced.fake.get_parameter(piece.parameter)
-            view = whole.detach().narrow(piece.dimension, piece.start, piece.stop - piece.start)
-            return nn.Parameter(view, requires_grad=parameters[piece.parameter].requires_grad)
-
-        made = SharedSubmodule(self.shared[name], team, slice_of)
-        with traced.mode:
-            for path in dict.fromkeys(str(each.target) for each in self._calls(name)):
-                parent, _, child = path.rpartition(".")
-                root = made.make(traced.fake.get_submodule(path), path)
-                own = traced.fake.get_submodule(path)
-                if root is not own:
-                    root.register_forward_pre_hook(partial(self._note, name, path), with_kwargs=True)
-                    setattr(traced.fake.get_submodule(parent), child, root)
-                    self.replaced.append((traced.fake.get_submodule(parent), child, own))
-        self.teams[name], self.pieces[name] = team, pieces
-
-    def _note(self, name: str, path: str, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        del root
-        self.teams[name].begin()
-        self.calls.setdefault(name, {})[path] = args, kwargs
-
-    def _calls(self, name: str) -> list[Any]:
-        return [node for node in self.captured.nodes[name] if node.op == "call_module"]
-
-    def _halves(self, names: Sequence[str]) -> dict[str, Op]:
-        """Return all operators as measured with the parts of a rank in these, which stay in place."""
-        while self.replaced:
-            parent, child, own = self.replaced.pop()
-            setattr(parent, child, own)
-        self.teams.clear()
-        self.calls.clear()
-        for name in names:
-            self._replace(name)
-        traced, captured = self.traced, self.captured
-        origin = captured.graph.origin
-        attention = FusedAttention() if origin is not None and origin.fused_attention else None
-        with traced.mode, quiet_export(), without_caches(traced.fake):
-            readings = propagate_shapes(
-                traced.module_graph, traced.fake, captured.graph.inputs, captured.precision, attention
-            )
-        half = MeasuredModel(
-            module_graph=traced.module_graph,
-            values=captured.values,
-            readings=readings,
-            module=traced.fake,
-            parameter_names=tensor_names(traced.fake),
-            fused_attention=attention is not None,
-        )
-        groups = tuple(captured.nodes[op.name] for op in captured.graph.ops)
-        ops, _ = build_ops(half, groups, ())
-        return {op.name: other for op, other in zip(captured.graph.ops, ops, strict=True)}
-
-    def _kind(self, op: Op) -> Any:
-        called = [str(node.target) for node in self._calls(op.name)]
-        parts = tuple((each.submodule.removeprefix(called[0]), each.style) for each in self.shared[op.name])
-        return op.kind, op.work, op.parameter_bytes, parts
-
-    def _shards(self, op: Op, half: Op, sums: Mapping[str, Sequence[float]]) -> OpShards:
-        parameters = dict(self.model.named_parameters(remove_duplicate=False))
-        first = {id(each): name for name, each in self.model.named_parameters()}
-        pieces = {first[id(parameters[name])]: at for name, at in self.pieces[op.name].items()}
-        work, rest = op.work, half.work
-        forward, backward = sums["forward"], sums["backward"]
-        return OpShards(
-            most=most_ranks(dict(self.model.named_modules()), self.shared[op.name]),
-            submodules=tuple(self.shared[op.name]),
-            parameters=tuple(sorted(pieces.items())),
-            parameter_bytes=float(sum(parameters[name].numel() * parameters[name].element_size() for name in pieces)),
-            flops_per_sample=_shared(work.flops_per_sample, rest.flops_per_sample),
-            traffic_bytes_per_sample=_shared(work.traffic_bytes_per_sample, rest.traffic_bytes_per_sample),
-            saved_bytes_per_sample=_shared(work.saved_bytes_per_sample, rest.saved_bytes_per_sample),
-            forward_reductions=len(forward),
-            forward_bytes_per_sample=sum(forward) / SAMPLES[1],
-            backward_reductions=len(backward),
-            backward_bytes_per_sample=sum(backward) / SAMPLES[1],
-        )
-
-
-def without_heads(shards: Sequence[SubmoduleShards]) -> tuple[SubmoduleShards, ...]:
-    """Return what is not in attention."""
-    heads = [each.submodule for each in shards if each.style == "heads"]
-    return tuple(each for each in shards if not any(f"{each.submodule}.".startswith(f"{path}.") for path in heads))
-
-
-def _shared(whole: float, half: float) -> float:
-    # With two ranks, half of what they share is missing.
-    return min(whole, max(0.0, (whole - half) * _RANKS / (_RANKS - 1)))
