@@ -11,6 +11,8 @@ from torch.nn import functional
 import graphpipe as gp
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph, OpShards
+from graphpipe.model.capture.capture import capture_nodes
+from graphpipe.model.shards.with_shards import captured_with_shards
 from graphpipe.model.zoo.blocks import FeedForward
 from graphpipe.model.zoo.gpt import Gpt, GptShape
 
@@ -135,6 +137,27 @@ class TiedByGlue(nn.Module):
 
 def test_a_weight_that_glue_reads_stays_whole() -> None:
     assert shards_of(TiedByGlue(), TOKENS) == {}
+
+
+class Parted(nn.Module):
+    """A block with attention and linear layers of its own, which are operators unless it is kept whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = NormedHeads(whole=False)
+        self.up, self.down = nn.Linear(HIDDEN, WIDE), nn.Linear(WIDE, HIDDEN)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values + self.down(functional.gelu(self.up(self.attention(values))))
+
+
+def test_layers_that_were_operators_of_their_own_are_put_together() -> None:
+    model = nn.Sequential(Parted(), Parted())
+    captured = capture_nodes(model, VALUES)
+    with pytest.warns(UserWarning, match="the linear layers of '0' and 1 others are separate operators"):
+        assert {*shards_of(model, VALUES)} == {"0.attention", "1.attention"}
+    found = captured_with_shards(captured, model).graph
+    assert {op.name: len(op.shards.submodules) for op in found.ops if op.shards} == {"0": 7, "1": 7}
 
 
 class Hand(nn.Module):
