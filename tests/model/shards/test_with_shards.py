@@ -1,5 +1,6 @@
 """Which layers ranks can share is found in the model, tried, and noted in its graph."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -24,6 +25,18 @@ def gpt(words: int = WORDS) -> nn.Module:
     return Gpt(GptShape(layers=1, sequence=LENGTH, hidden=HIDDEN, heads=4, feed_forward=WIDE, vocabulary=words))
 
 
+@cache
+def shared_gpt() -> gp.Graph:
+    """Return the graph of the language model with its layouts."""
+    return gp.with_shards(captured_gpt(), gpt())
+
+
+@cache
+def captured_gpt() -> gp.Graph:
+    """Return its graph without them."""
+    return gp.capture(gpt(), TOKENS)
+
+
 def shards_of(model: nn.Module, inputs: Any, styles: Any = None) -> dict[str, OpShards]:
     """Return the layouts of a model by operator."""
     graph = gp.with_shards(gp.capture(model, inputs), model, styles)
@@ -40,7 +53,7 @@ VALUES = torch.zeros(2, LENGTH, HIDDEN)
 
 
 def test_a_language_model_is_shared_by_heads_columns_rows_and_words() -> None:
-    found = shards_of(gpt(), TOKENS)
+    found = {op.name: op.shards for op in shared_gpt().ops if op.shards is not None}
     assert {name: (each.most, styles_of(each)) for name, each in found.items()} == {
         "embedding": (WORDS, {"embedding.token": "vocabulary-rows"}),
         "layers.0.attention": (
@@ -67,8 +80,7 @@ def test_a_language_model_is_shared_by_heads_columns_rows_and_words() -> None:
 
 
 def test_work_and_sums_are_those_of_megatron() -> None:
-    graph, model = gp.capture(gpt(), TOKENS), gpt()
-    found = gp.with_shards(graph, model)
+    found = shared_gpt()
     values = 4.0 * LENGTH * HIDDEN
     for name in ("layers.0.attention", "layers.0.feed_forward"):
         op, shards = found[name], found[name].shards
@@ -86,9 +98,8 @@ def test_work_and_sums_are_those_of_megatron() -> None:
 
 
 def test_a_graph_keeps_its_fingerprint_and_its_file_holds_the_layouts(tmp_path: Any) -> None:
-    graph = gp.capture(gpt(), TOKENS)
-    found = gp.with_shards(graph, gpt())
-    assert found.fingerprint == graph.fingerprint
+    found = shared_gpt()
+    assert found.fingerprint == captured_gpt().fingerprint
     found.save(tmp_path / "graph.json")
     assert Graph.load(tmp_path / "graph.json") == found
 
@@ -198,7 +209,8 @@ def test_styles_by_hand(styles: dict[str, Any]) -> None:
 
 
 def test_layers_are_left_whole_by_hand() -> None:
-    assert {*shards_of(gpt(), TOKENS, {"layers*": "copied"})} == {"embedding", "head.vocabulary"}
+    found = gp.with_shards(captured_gpt(), gpt(), {"layers*": "copied"})
+    assert {op.name for op in found.ops if op.shards} == {"embedding", "head.vocabulary"}
 
 
 @pytest.mark.parametrize(
@@ -211,4 +223,4 @@ def test_layers_are_left_whole_by_hand() -> None:
 )
 def test_styles_that_cannot_be(styles: dict[str, str], said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
-        shards_of(gpt(), TOKENS, styles)
+        gp.with_shards(captured_gpt(), gpt(), styles)
