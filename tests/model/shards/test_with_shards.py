@@ -1,5 +1,6 @@
 """Which layers ranks can share is found in the model, tried, and noted in its graph."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from torch.nn import functional
 import graphpipe as gp
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph, OpShards
+from graphpipe.model.capture.capture import capture_nodes
+from graphpipe.model.shards.with_shards import captured_with_shards
 from graphpipe.model.zoo.blocks import FeedForward
 from graphpipe.model.zoo.gpt import Gpt, GptShape
 
@@ -20,6 +23,18 @@ HIDDEN, WIDE, LENGTH, WORDS = 8, 16, 6, 24
 def gpt(words: int = WORDS) -> nn.Module:
     """Return a small language model."""
     return Gpt(GptShape(layers=1, sequence=LENGTH, hidden=HIDDEN, heads=4, feed_forward=WIDE, vocabulary=words))
+
+
+@cache
+def shared_gpt() -> gp.Graph:
+    """Return the graph of the language model with its layouts."""
+    return gp.with_shards(captured_gpt(), gpt())
+
+
+@cache
+def captured_gpt() -> gp.Graph:
+    """Return its graph without them."""
+    return gp.capture(gpt(), TOKENS)
 
 
 def shards_of(model: nn.Module, inputs: Any, styles: Any = None) -> dict[str, OpShards]:
@@ -38,7 +53,7 @@ VALUES = torch.zeros(2, LENGTH, HIDDEN)
 
 
 def test_a_language_model_is_shared_by_heads_columns_rows_and_words() -> None:
-    found = shards_of(gpt(), TOKENS)
+    found = {op.name: op.shards for op in shared_gpt().ops if op.shards is not None}
     assert {name: (each.most, styles_of(each)) for name, each in found.items()} == {
         "embedding": (WORDS, {"embedding.token": "vocabulary-rows"}),
         "layers.0.attention": (
@@ -65,8 +80,7 @@ def test_a_language_model_is_shared_by_heads_columns_rows_and_words() -> None:
 
 
 def test_work_and_sums_are_those_of_megatron() -> None:
-    graph, model = gp.capture(gpt(), TOKENS), gpt()
-    found = gp.with_shards(graph, model)
+    found = shared_gpt()
     values = 4.0 * LENGTH * HIDDEN
     for name in ("layers.0.attention", "layers.0.feed_forward"):
         op, shards = found[name], found[name].shards
@@ -84,9 +98,8 @@ def test_work_and_sums_are_those_of_megatron() -> None:
 
 
 def test_a_graph_keeps_its_fingerprint_and_its_file_holds_the_layouts(tmp_path: Any) -> None:
-    graph = gp.capture(gpt(), TOKENS)
-    found = gp.with_shards(graph, gpt())
-    assert found.fingerprint == graph.fingerprint
+    found = shared_gpt()
+    assert found.fingerprint == captured_gpt().fingerprint
     found.save(tmp_path / "graph.json")
     assert Graph.load(tmp_path / "graph.json") == found
 
@@ -137,6 +150,27 @@ def test_a_weight_that_glue_reads_stays_whole() -> None:
     assert shards_of(TiedByGlue(), TOKENS) == {}
 
 
+class Parted(nn.Module):
+    """A block with attention and linear layers of its own, which are operators unless it is kept whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = NormedHeads(whole=False)
+        self.up, self.down = nn.Linear(HIDDEN, WIDE), nn.Linear(WIDE, HIDDEN)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values + self.down(functional.gelu(self.up(self.attention(values))))
+
+
+def test_layers_that_were_operators_of_their_own_are_put_together() -> None:
+    model = nn.Sequential(Parted(), Parted())
+    captured = capture_nodes(model, VALUES)
+    with pytest.warns(UserWarning, match="the linear layers of '0' and 1 others are separate operators"):
+        assert {*shards_of(model, VALUES)} == {"0.attention", "1.attention"}
+    found = captured_with_shards(captured, model).graph
+    assert {op.name: len(op.shards.submodules) for op in found.ops if op.shards} == {"0": 7, "1": 7}
+
+
 class Hand(nn.Module):
     """Two layers with something in between that is not known to be elementwise."""
 
@@ -175,7 +209,8 @@ def test_styles_by_hand(styles: dict[str, Any]) -> None:
 
 
 def test_layers_are_left_whole_by_hand() -> None:
-    assert {*shards_of(gpt(), TOKENS, {"layers*": "copied"})} == {"embedding", "head.vocabulary"}
+    found = gp.with_shards(captured_gpt(), gpt(), {"layers*": "copied"})
+    assert {op.name for op in found.ops if op.shards} == {"embedding", "head.vocabulary"}
 
 
 @pytest.mark.parametrize(
@@ -188,4 +223,4 @@ def test_layers_are_left_whole_by_hand() -> None:
 )
 def test_styles_that_cannot_be(styles: dict[str, str], said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
-        shards_of(gpt(), TOKENS, styles)
+        gp.with_shards(captured_gpt(), gpt(), styles)

@@ -106,6 +106,12 @@ def captured_of(name: str) -> Captured:
     return capture_nodes(MODELS[name]().double(), {"tokens": batch()[0]})
 
 
+@cache
+def graph_of(name: str) -> gp.Graph:
+    """Return the graph of a model with its layouts, once in each process."""
+    return gp.with_shards(captured_of(name).graph, MODELS[name]().double())
+
+
 def plan_of(name: str, cut: Cut, schedule: str = "1f1b", **changes: Any) -> gp.Plan:
     """Return a plan of a model with some stages.
 
@@ -115,7 +121,7 @@ def plan_of(name: str, cut: Cut, schedule: str = "1f1b", **changes: Any) -> gp.P
         schedule: of the plan.
         changes: fields of all stages.
     """
-    graph = gp.with_shards(captured_of(name).graph, MODELS[name]().double())
+    graph = graph_of(name)
     cluster = gp.Cluster.preset(f"local:{1 + max(device for _, devices, _, _ in cut for device in devices)}")
     costs = gp.estimate(graph, cluster)
     stages = [
