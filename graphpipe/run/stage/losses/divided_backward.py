@@ -34,13 +34,15 @@ from graphpipe.run.stage.tensor_tree import leaves
 
 _CANCELLED = 1e-5
 """Relative to the largest gradient of all: a gradient may be a sum of terms that cancel."""
+_ELEMENTS, _SHARE = 2**17, 50
+"""Of weights whose gradients are compared: so many, or one of so many elements of a stage."""
 NamedTensors = dict[str, Tensor]
 _Probe = Callable[[Sequence[Tensor], Mapping[str, Tensor], Mapping[str, Tensor]], None]
 
 
 def check_divided_backward(
     program: ModuleStage,
-    parts: Parts,
+    several: Sequence[Parts],
     loss_fn: Loss | None,
     stage: str,
     without: Collection[str],
@@ -49,7 +51,7 @@ def check_divided_backward(
 
     Args:
         program: of a stage.
-        parts: the samples.
+        several: samples, few of them first. The first that the stage runs on are compared.
         loss_fn: if it computes the loss.
         stage: its name.
         without: what it sends on, and what gets no gradient.
@@ -57,9 +59,14 @@ def check_divided_backward(
     Raises:
         InvalidInput: they do not, the backward adds gradients of its own, or the loss is no mean over samples.
     """
-    run = _Backward(program, parts, loss_fn, frozenset(without))
     low = any(is_low(each) for each in program.module.parameters())
-    first = run.differences(double=low)
+    for parts in several:
+        run = _Backward(program, parts, loss_fn, frozenset(without))
+        first = run.differences(double=low)
+        if first is not None:
+            break
+    else:
+        return
     if not first:
         return
     found = first if low else run.differences(double=True)
@@ -118,8 +125,10 @@ class _Backward:
 
     def _called(self, *, double: bool) -> tuple[Callable[..., Any] | None, NamedTensors]:
         if double:
-            return in_double(self.program.module)
-        return None, {name: each for name, each in self.program.module.named_parameters() if each.requires_grad}
+            call, trained = in_double(self.program.module)
+            return call, _small(trained)
+        named = self.program.module.named_parameters()
+        return None, _small({name: each for name, each in named if each.requires_grad})
 
     def _gradients(
         self,
@@ -163,6 +172,18 @@ class _Backward:
             for name, each in zip(wanted, found, strict=True)
             if each is not None
         }
+
+
+def _small(trained: Mapping[str, Tensor]) -> NamedTensors:
+    # The smaller ones, such as biases and the weights of norms: gradients of all would take as much memory as weights.
+    left = max(_ELEMENTS, sum(each.numel() for each in trained.values()) / _SHARE)
+    found: NamedTensors = {}
+    for name in sorted(trained, key=lambda name: trained[name].numel()):
+        left -= trained[name].numel()
+        if left < 0 and found:
+            break
+        found[name] = trained[name]
+    return {name: each for name, each in trained.items() if name in found}
 
 
 def _total(loss_fn: Loss, result: Any, part: Samples) -> Tensor | None:

@@ -50,6 +50,11 @@ class Samples:
         values = {name: change(value) for name, value in self.values.items()}
         return Samples(values, map_tensors(self.targets, change), self.rows)
 
+    def head(self, rows: int) -> "Samples":
+        """Return the first of them."""
+        cut = partial(_cut, rows=self.rows, first=0, end=rows)
+        return Samples({name: cut(each) for name, each in self.values.items()}, map_tensors(self.targets, cut), rows)
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
