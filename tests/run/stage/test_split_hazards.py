@@ -94,8 +94,8 @@ def test_4_hooks_fire_once_per_micro_batch_and_their_changes_count() -> None:
     second = Wrap(scaled, a=layer)
     trained_in_halves(second, ["first"], "third")
     micro_batches = SAMPLES // 2
-    # One more call is from the unpartitioned model, whose gradients are computed but not accumulated. Three are from the
-    # first step, which compares gradients of two samples with those of each of them.
+    # One more call is from the unpartitioned model, whose gradients are computed but not accumulated. Three are from
+    # the first step, which compares gradients of two samples with those of each of them.
     assert fired.count("module") == micro_batches + 1 + 3
 
 
