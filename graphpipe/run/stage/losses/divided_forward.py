@@ -126,7 +126,8 @@ def check_divided(program: StageProgram, samples: Samples, loss_fn: Loss | None,
     if samples.first and not _ONLY_NAMED.get():
         warn_of_kept_values(program, samples, stage)
         few = [next(divisions(samples.head(2)))] if samples.rows > 2 else []  # gradients keep what forwards compute
-        check_divided_backward(program, [*few, parts], loss_fn, stage, () if mixed is None else mixed.names)
+        without = () if mixed is None else mixed.names
+        check_divided_backward(program, [*few, parts], stage, without, outputs=program.is_output and not first.output)
     return mixed
 
 

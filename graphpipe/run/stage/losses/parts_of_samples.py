@@ -87,16 +87,12 @@ class Found:
 
     def loss(self, loss_fn: Loss, part: Samples) -> tuple[float, float]:
         """Return the sum of the losses of the samples, and their weight. The function keeps nothing."""
-        return sum_and_weight(own_loss(loss_fn), self.result, part.targets, part.rows)
-
-
-def own_loss(loss_fn: Loss) -> Loss:
-    """Return a copy of a loss function that may keep something."""
-    weighs = isinstance(loss_fn, WeightedLoss)
-    holder = loss_fn.function if weighs else loss_fn
-    if isinstance(holder, nn.Module):
-        holder = copy.deepcopy(holder)
-    return WeightedLoss(holder, loss_fn.weight) if weighs else holder
+        weighs = isinstance(loss_fn, WeightedLoss)
+        holder = loss_fn.function if weighs else loss_fn
+        if isinstance(holder, nn.Module):
+            holder = copy.deepcopy(holder)
+        own = WeightedLoss(holder, loss_fn.weight) if weighs else holder
+        return sum_and_weight(own, self.result, part.targets, part.rows)
 
 
 def divisions(samples: Samples) -> Generator[Parts]:
