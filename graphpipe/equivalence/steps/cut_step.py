@@ -25,6 +25,7 @@ from graphpipe.plans import Plan
 from graphpipe.plans.stage import Stage
 from graphpipe.run.device.fixed_draws import LOW, FixedDraws
 from graphpipe.run.pipeline import Pipeline
+from graphpipe.run.stage.losses.divided_forward import only_named
 from graphpipe.run.stage.tensor_tree import leaves
 from graphpipe.run.step.pipeline_options import PipelineOptions
 
@@ -59,6 +60,7 @@ def cut_step(subject: CheckSubject, plan: Plan) -> StepRecord:
         seed_all(given.seed)
         with (
             draws,
+            only_named(),
             Pipeline(_counting_nothing(plan), programs, given.loss_fn, _holding(held), options=options) as pipe,
         ):
             start = time.perf_counter()

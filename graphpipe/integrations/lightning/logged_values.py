@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
 from graphpipe.run.comm.world import World
+from graphpipe.run.stage.losses.undisturbed import is_undisturbed
 
 _SHARED = (bool, int, float, str, type(None))
 """Types of the options of `log` that other ranks are told."""
@@ -32,7 +33,8 @@ class LoggedValues:
         """
 
         def log(name: str, value: Any, *given: Any, **options: Any) -> None:
-            if not torch.is_grad_enabled():  # the pipeline compares the loss of some samples with that of others
+            # The pipeline also compares what some samples give with what others do.
+            if not torch.is_grad_enabled() or is_undisturbed():
                 return
             if not isinstance(value, int | float) and not (isinstance(value, Tensor) and value.numel() == 1):
                 raise InvalidInput(

@@ -5,6 +5,7 @@ and its plain numbers are those of that time. Looking takes a quarter of a micro
 identities are compared, and by functions that are written in C.
 """
 
+import copy
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from itertools import starmap
@@ -181,7 +182,7 @@ class _Followed:
             own=[vars(each) for each in followed.values()],
             forwards=[vars(each).get("forward") for each in followed.values()],
             places=places,
-            held=[own[name] for own, name in places],
+            held=[copy.copy(own[name]) for own, name in places],
         )
 
     def changed(self) -> str:
@@ -210,7 +211,12 @@ def _read(module: nn.Module) -> list[str]:
     # The plain attributes that the forward of a module names, but for the mode, which has its own rules.
     code = getattr(getattr(type(module), "forward", None), "__code__", None)
     names = {*code.co_names} - {"training"} if code is not None else set[str]()
-    return sorted(name for name, value in vars(module).items() if name in names and isinstance(value, _PLAIN))
+    return sorted(name for name, value in vars(module).items() if name in names and _is_plain(value))
+
+
+def _is_plain(value: Any) -> bool:
+    # A number or a text, or a list of these.
+    return all(isinstance(each, _PLAIN) for each in (value if isinstance(value, list | tuple) else [value]))
 
 
 def _is_here(each: object) -> bool:

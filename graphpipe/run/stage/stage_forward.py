@@ -21,6 +21,9 @@ from graphpipe.run.stage.mini_batch import MiniBatch
 from graphpipe.run.stage.receive_buffers import NamedTensors
 from graphpipe.run.stage.stage_replica import StageReplica
 
+_DIVIDED = 2
+"""Micro-batches of the first step that every stage also computes in parts. More would take long."""
+
 
 @dataclass(slots=True)  # One is made for every task, and a frozen one would take a microsecond longer.
 class StageForward:
@@ -99,7 +102,7 @@ class StageForward:
             return None
         named = None if replica.sync.traits.shards_parameters else mixing_of(replica.program)
         number = rows.start // batch.micro_batches[replica.slot.stage]
-        if named is None or (number & (number - 1) and not named):  # few of many, as more would take long
+        if named is None or (number >= _DIVIDED and not named):
             return None
         first = rows.stop if rows.stop + len(rows) <= batch.size else rows.start - len(rows)
         others = SampleRange(first, first + len(rows))

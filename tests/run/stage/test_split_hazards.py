@@ -94,8 +94,8 @@ def test_4_hooks_fire_once_per_micro_batch_and_their_changes_count() -> None:
     second = Wrap(scaled, a=layer)
     trained_in_halves(second, ["first"], "third")
     micro_batches = SAMPLES // 2
-    # One more call is from the unpartitioned model, whose gradients are computed but not accumulated. The first step
-    # computes micro-batches 0, 1 and 2 once more, to see whether the stage mixes samples (docs/checks.md).
+    # One more call is from the unpartitioned model, whose gradients are computed but not accumulated. Three are from
+    # the first step, which compares gradients of two samples with those of each of them.
     assert fired.count("module") == micro_batches + 1 + 3
 
 

@@ -157,14 +157,14 @@ class Scaled(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(1)
-        self.scale, self.seen = 1.0, 0
+        self.scale, self.seen, self.powers = 1.0, 0, [1.0, 1.0]
         self.register_buffer("shift", torch.zeros(6))
         self.layers = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])
         self.block = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.0), nn.Linear(6, 3))
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = torch.tanh(layer(x)) * self.scale + self.shift
+        for layer, power in zip(self.layers, self.powers, strict=False):
+            x = torch.tanh(layer(x)) * self.scale**power + self.shift
         return self.block(x)
 
 
@@ -202,6 +202,7 @@ CHANGES: dict[str, Callable[[Scaled], Any]] = {
     "a hook of the model": lambda one: one.register_full_backward_hook(lambda *_: None),
     "'layers.0.bias' got a hook": lambda one: one.layers[0].bias.register_hook(torch.sign),
     "'block.0.bias' got a hook": lambda one: one.block[0].bias.register_post_accumulate_grad_hook(lambda _: None),
+    r"'powers', which the forward reads, was changed from \[1.0, 1.0\] to": lambda one: one.powers.__setitem__(0, 2.0),
     "'scale', which the forward reads, was changed from 1.0 to 2.0": set_to("scale", 2.0),
 }
 

@@ -54,7 +54,10 @@ def check_mean(loss_fn: Callable[[Any, Any], Any], output: Any, targets: Any, *,
     found = _away(loss_fn, _halves(output, targets, rows, part)) or _away(loss_fn, _doubled(output, targets, rows))
     if found is None or found.away <= _TOLERANCE:
         return
-    what = f"the loss of {found.samples} samples is not {found.share}, so micro-batches would train another loss"
+    with torch.no_grad(), preserve_rng_state(leaves(output)[0].device):
+        has_weights = _has_weights(loss_fn, found.both)
+    share = "what its weights say" if has_weights else "the mean of the losses of its parts"
+    what = f"the loss of {found.both[2]} samples is not {share}, so micro-batches would train another loss"
     if first:
         raise InvalidInput(what, where="loss_fn", remedy=REMEDY)
     warnings.warn(f"loss_fn: {what}. {REMEDY}", stacklevel=2)
@@ -64,9 +67,8 @@ def check_mean(loss_fn: Callable[[Any, Any], Any], output: Any, targets: Any, *,
 class _Found:
     away: float
     """The relative difference of the loss of samples from what follows from its parts; 0 for a random loss."""
-    samples: int
-    share: str
-    """What it should be."""
+    both: _Given
+    """The samples."""
 
 
 def _away(loss_fn: Loss, divided: Iterable[tuple[tuple[_Given, _Given], _Given]]) -> _Found | None:
@@ -84,8 +86,7 @@ def _away(loss_fn: Loss, divided: Iterable[tuple[tuple[_Given, _Given], _Given]]
         )
         if away != away:  # not finite
             continue
-        share = "the mean of the losses of its parts" if not _has_weights(loss_fn, both) else "what its weights say"
-        known = _Found(away if again == (total, of_total) else 0.0, both[2], share)
+        known = _Found(away if again == (total, of_total) else 0.0, both)
         if known.away > _TOLERANCE:
             return known
     return known

@@ -6,7 +6,7 @@ the stage sends on.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -16,50 +16,54 @@ from torch import Tensor
 from graphpipe.errors import InvalidInput
 from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.run.stage.injected_gradients import check_no_injection
-from graphpipe.run.stage.losses.check_mean import no_mean
 from graphpipe.run.stage.losses.parts_of_samples import (
     STAYS,
-    Loss,
     Parts,
     Samples,
     away,
     is_low,
-    own_loss,
     results,
     tolerance,
 )
 from graphpipe.run.stage.losses.undisturbed import as_before, doubled, in_double, undisturbed
-from graphpipe.run.stage.losses.weighted_loss import WeightedLoss
 from graphpipe.run.stage.tensor_tree import leaves
 
 _CANCELLED = 1e-5
 """Relative to the largest gradient of all: a gradient may be a sum of terms that cancel."""
+_ELEMENTS, _SHARE = 2**17, 50
+"""Of weights whose gradients are compared: so many, or one of so many elements of a stage."""
 NamedTensors = dict[str, Tensor]
 _Probe = Callable[[Sequence[Tensor], Mapping[str, Tensor], Mapping[str, Tensor]], None]
 
 
 def check_divided_backward(
     program: ModuleStage,
-    parts: Parts,
-    loss_fn: Loss | None,
+    several: Sequence[Parts],
     stage: str,
     without: Collection[str],
+    *,
+    outputs: bool,
 ) -> None:
     """Check that the gradients of some samples follow from those of their parts. Nothing is kept.
 
     Args:
         program: of a stage.
-        parts: the samples.
-        loss_fn: if it computes the loss.
+        several: samples, few of them first. The first that the stage runs on are compared.
         stage: its name.
         without: what it sends on, and what gets no gradient.
+        outputs: whether the model's outputs get gradients. The loss itself is not computed.
 
     Raises:
-        InvalidInput: they do not, the backward adds gradients of its own, or the loss is no mean over samples.
+        InvalidInput: they do not, or the backward adds gradients of its own.
     """
-    run = _Backward(program, parts, loss_fn, frozenset(without))
     low = any(is_low(each) for each in program.module.parameters())
-    first = run.differences(double=low)
+    for parts in several:
+        run = _Backward(program, parts, frozenset(without), outputs)
+        first = run.differences(double=low)
+        if first is not None:
+            break
+    else:
+        return
     if not first:
         return
     found = first if low else run.differences(double=True)
@@ -68,8 +72,6 @@ def check_divided_backward(
     names = [name for name, size in found.items() if name in first and size >= STAYS * first[name]]
     if not names:
         return
-    if loss_fn is not None and replace(run, of_outputs=True).differences(double=low) == {}:
-        raise no_mean(parts.whole.rows)
     run.probe(partial(_check_no_injection, stage=stage))
     raise InvalidInput(
         f"the gradient of '{names[0]}' is another one if samples are divided into micro-batches: a backward mixes the "
@@ -89,10 +91,8 @@ def _check_no_injection(
 class _Backward:
     program: ModuleStage
     parts: Parts
-    loss_fn: Loss | None
     without: frozenset[str]
-    of_outputs: bool = False
-    """Whether the backward begins at the model's outputs, with fixed gradients, in place of the loss."""
+    outputs: bool
 
     def differences(self, *, double: bool) -> dict[str, float] | None:
         """Return how far apart gradients are, where it is more than rounding; None if the stage does not run."""
@@ -118,8 +118,10 @@ class _Backward:
 
     def _called(self, *, double: bool) -> tuple[Callable[..., Any] | None, NamedTensors]:
         if double:
-            return in_double(self.program.module)
-        return None, {name: each for name, each in self.program.module.named_parameters() if each.requires_grad}
+            call, trained = in_double(self.program.module)
+            return call, _small(trained)
+        named = self.program.module.named_parameters()
+        return None, _small({name: each for name, each in named if each.requires_grad})
 
     def _gradients(
         self,
@@ -141,15 +143,10 @@ class _Backward:
             ends = {name: value for name, value in sent.items() if value.requires_grad and name not in self.without}
             roots = [*ends.values()]
             gradients = [_gradient(value, start) for value in roots]
-            if self.of_outputs:
+            if self.outputs:
                 rows = [each for each in leaves(result) if each.requires_grad and each.dim()]
                 roots += [each for each in rows if len(each) == part.rows]
                 gradients = [_gradient(value, start) for value in roots]
-            elif program.is_output and self.loss_fn is not None:
-                total = _total(own_loss(self.loss_fn), result, part)
-                if total is not None and total.requires_grad:
-                    roots.append(total)
-                    gradients.append(torch.ones_like(total))
             wanted = {**trained, **received}
             if not roots or not wanted:
                 return {}
@@ -165,13 +162,16 @@ class _Backward:
         }
 
 
-def _total(loss_fn: Loss, result: Any, part: Samples) -> Tensor | None:
-    # The sum of the losses of samples, which is the sum of those of parts.
-    if isinstance(loss_fn, WeightedLoss):
-        weight = float(loss_fn.weight(part.targets))
-        return loss_fn(result, part.targets) * weight if weight else None
-    found = loss_fn(result, part.targets)
-    return found[0] if isinstance(found, tuple) else found * part.rows
+def _small(trained: Mapping[str, Tensor]) -> NamedTensors:
+    # The smaller ones, such as biases and the weights of norms: gradients of all would take as much memory as weights.
+    left = max(_ELEMENTS, sum(each.numel() for each in trained.values()) / _SHARE)
+    found: NamedTensors = {}
+    for name in sorted(trained, key=lambda name: trained[name].numel()):
+        left -= trained[name].numel()
+        if left < 0 and found:
+            break
+        found[name] = trained[name]
+    return {name: each for name, each in trained.items() if name in found}
 
 
 def _gradient(value: Tensor, start: int) -> Tensor:

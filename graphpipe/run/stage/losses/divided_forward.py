@@ -13,7 +13,9 @@ What differs by more than rounding is computed again in double precision, where 
 does not. Nothing here needs to know why a stage mixes samples.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
@@ -51,6 +53,9 @@ _PLAIN = 1e-2
 _UNKNOWN = what_and_remedy(Mixing(where="", operator=""))
 
 
+_ONLY_NAMED: ContextVar[bool] = ContextVar("whether only stages are divided that a capture names", default=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Mixed:
     """What a stage mixes."""
@@ -73,9 +78,24 @@ class _Differences:
     """The values that differ by more than rounding ever makes."""
 
 
+@contextmanager
+def only_named() -> Generator[None]:
+    """While inside, stages are divided only if a capture names how they mix samples: something else compares steps."""
+    token = _ONLY_NAMED.set(True)
+    try:
+        yield
+    finally:
+        _ONLY_NAMED.reset(token)
+
+
 def mixing_of(program: StageProgram) -> bool | None:
-    """Return whether a capture names how a program mixes samples; None if it is no forward of the user's model."""
-    return program.mixes is not None if isinstance(program, ModuleStage) else None
+    """Return whether a capture names how a program mixes samples; None if it is not to be divided.
+
+    It is not if it is no forward of the user's model, or inside `only_named`.
+    """
+    if not isinstance(program, ModuleStage) or (program.mixes is None and _ONLY_NAMED.get()):
+        return None
+    return program.mixes is not None
 
 
 def check_divided(program: StageProgram, samples: Samples, loss_fn: Loss | None, stage: str) -> Mixed | None:
@@ -103,9 +123,11 @@ def check_divided(program: StageProgram, samples: Samples, loss_fn: Loss | None,
     mixed = None
     if first.sent or first.loss:
         mixed = _confirmed(program, parts, loss_fn, first, low=low)
-    if samples.first:
+    if samples.first and not _ONLY_NAMED.get():
         warn_of_kept_values(program, samples, stage)
-        check_divided_backward(program, parts, loss_fn, stage, () if mixed is None else mixed.names)
+        few = [next(divisions(samples.head(2)))] if samples.rows > 2 else []  # gradients keep what forwards compute
+        without = () if mixed is None else mixed.names
+        check_divided_backward(program, [*few, parts], stage, without, outputs=program.is_output and not first.output)
     return mixed
 
 

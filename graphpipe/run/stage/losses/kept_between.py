@@ -36,17 +36,20 @@ def warn_of_kept_values(program: ModuleStage, samples: Samples, stage: str) -> N
                 first, second = _values(program, samples), _values(program, samples)
                 now = dict(program.module.named_buffers())
                 changed = [names.get(name, name) for name, each in before.items() if away(each, now.get(name, each))]
-            found = computed(program, samples)
+            reads = _differ(first, second) and not _differ(first, _again(program, samples))
         except Exception:  # a second forward may find something of the first one
             return
-    again = [*found.sent.values(), *found.outputs]
-    if _differ(first, again):  # it draws random numbers that are not torch's
-        return
-    if _differ(first, second):
+    if reads:
         what = f"changes {_listed(changed)}" if changed else "changes an attribute"
         warn_user(f"the forward of stage '{stage}' {what} in each call, and computes with it. {_REMEDY}")
     elif changed:
         warn_user(f"the forward of stage '{stage}' changes {_listed(changed)} in each call. {_REMEDY}")
+
+
+def _again(program: ModuleStage, samples: Samples) -> list[Tensor]:
+    # Another result is due to random numbers that are not torch's, if it also comes from the same state.
+    found = computed(program, samples)
+    return [*found.sent.values(), *found.outputs]
 
 
 def _values(program: ModuleStage, samples: Samples) -> list[Tensor]:

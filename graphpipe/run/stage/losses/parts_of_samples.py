@@ -50,6 +50,11 @@ class Samples:
         values = {name: change(value) for name, value in self.values.items()}
         return Samples(values, map_tensors(self.targets, change), self.rows)
 
+    def head(self, rows: int) -> "Samples":
+        """Return the first of them."""
+        cut = partial(_cut, rows=self.rows, first=0, end=rows)
+        return Samples({name: cut(each) for name, each in self.values.items()}, map_tensors(self.targets, cut), rows)
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -82,16 +87,12 @@ class Found:
 
     def loss(self, loss_fn: Loss, part: Samples) -> tuple[float, float]:
         """Return the sum of the losses of the samples, and their weight. The function keeps nothing."""
-        return sum_and_weight(own_loss(loss_fn), self.result, part.targets, part.rows)
-
-
-def own_loss(loss_fn: Loss) -> Loss:
-    """Return a copy of a loss function that may keep something."""
-    weighs = isinstance(loss_fn, WeightedLoss)
-    holder = loss_fn.function if weighs else loss_fn
-    if isinstance(holder, nn.Module):
-        holder = copy.deepcopy(holder)
-    return WeightedLoss(holder, loss_fn.weight) if weighs else holder
+        weighs = isinstance(loss_fn, WeightedLoss)
+        holder = loss_fn.function if weighs else loss_fn
+        if isinstance(holder, nn.Module):
+            holder = copy.deepcopy(holder)
+        own = WeightedLoss(holder, loss_fn.weight) if weighs else holder
+        return sum_and_weight(own, self.result, part.targets, part.rows)
 
 
 def divisions(samples: Samples) -> Generator[Parts]:

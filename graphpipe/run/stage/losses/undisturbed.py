@@ -5,6 +5,7 @@ import sys
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -23,7 +24,14 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 _NORMS = (*_BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _COMPILER = "torch._dynamo"
 
+_INSIDE: ContextVar[bool] = ContextVar("whether forwards run for another reason than training", default=False)
+
 Given = TypeVar("Given")
+
+
+def is_undisturbed() -> bool:
+    """Whether forwards run for another reason than training, so that they should note nothing elsewhere."""
+    return _INSIDE.get()
 
 
 @contextmanager
@@ -46,9 +54,11 @@ def undisturbed(device: torch.device, *, double: bool = False) -> Generator[None
         FixedDraws(double=double, norms=False),
         warnings.catch_warnings(action="ignore"),  # forwards have given theirs
     ):
+        token = _INSIDE.set(True)
         try:
             yield
         finally:
+            _INSIDE.reset(token)
             random.setstate(of_python)
             np.random.set_state(of_numpy)
 
