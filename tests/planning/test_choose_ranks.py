@@ -1,6 +1,7 @@
 """How many devices share a replica: chosen stage by stage, and never slower than one."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from shared_replicas import chain, cluster, layer, problem, shards
@@ -43,7 +44,7 @@ def layers(count: int, *, most: int = 8, layout: bool = True) -> Graph:
     return chain(*ops, sent=8e6)
 
 
-def planned(graph: Graph, machines: Cluster, batch_size: int, costs: CostTable | None = None, **asked: object) -> Plan:
+def planned(graph: Graph, machines: Cluster, batch_size: int, costs: CostTable | None = None, **asked: Any) -> Plan:
     return find_plan(graph, costs or estimate(graph, machines), machines, batch_size=batch_size, **asked)
 
 

@@ -182,7 +182,7 @@ def set_to(name: str, value: Any) -> Callable[[Scaled], None]:
     return lambda one: setattr(one, name, value)
 
 
-CHANGES: dict[str, Callable[[Scaled], Any]] = {
+CHANGES: dict[str, Callable[[Any], Any]] = {
     "'layers.1' was replaced": lambda one: one.layers.__setitem__(1, nn.Linear(6, 6)),
     "'layers.0.weight' was replaced": replaced_data,
     "'layers.2' was added": lambda one: one.layers.append(nn.Linear(6, 6)),
@@ -221,7 +221,8 @@ def test_what_was_changed_after_the_pipeline_was_built(said: str) -> None:
 
 @pytest.mark.timeout(60)
 def test_what_may_be_changed_after_the_pipeline_was_built() -> None:
-    (plan, options), one, (x, y) = of_scaled(), Scaled(), batch()
+    one: Any = Scaled()
+    (plan, options), (x, y) = of_scaled(), batch()
     with gp.Pipeline(plan, one, nn.functional.cross_entropy, sgd, options=options) as it:
         first = it.step(x, y)
         one.seen, one.block[1].p = 5, 0.5  # what no followed forward reads, and what the pipeline calls as it is

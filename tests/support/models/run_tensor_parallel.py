@@ -184,7 +184,7 @@ def drop(model: nn.Module, rate: float) -> list[Tensor]:
     for part in model.modules():
         if isinstance(part, nn.Dropout) and rate:
             part.p = rate
-            part.register_forward_hook(lambda part, given, result: dropped.append(result == 0))
+            part.register_forward_hook(lambda part, given, result: dropped.append(torch.eq(result, 0)))
     return dropped
 
 

@@ -74,7 +74,7 @@ def test_no_false_alarm(name: str) -> None:
 
 @pytest.mark.timeout(60)
 def test_a_full_backward_hook_that_mixes_samples() -> None:
-    one = model(lambda y: y * 1.0)
+    one: Any = model(lambda y: y * 1.0)
     one[2].register_full_backward_hook(lambda _, given, __: tuple(each / each.norm() for each in given))
     with pytest.raises(gp.InvalidInput, match="a backward mixes the samples of a batch"):
         step(one, "3", 2)
@@ -83,7 +83,7 @@ def test_a_full_backward_hook_that_mixes_samples() -> None:
 @pytest.mark.timeout(60)
 def test_gradients_and_buffers_are_as_before() -> None:
     """What is compared leaves nothing behind: the gradients of the step are those of plain PyTorch."""
-    one = model(nn.BatchNorm1d(6, momentum=0.5))
+    one: Any = model(nn.BatchNorm1d(6, momentum=0.5))
     before = one[2].mix.running_mean.clone()
     step(one, "3", 4)
     assert one[2].mix.num_batches_tracked == 2
