@@ -41,8 +41,6 @@ def with_version_1_fields(plan: dict[str, Any]) -> dict[str, Any]:
             del stage["offload_to"]
         if not stage["regions"]:
             del stage["regions"]
-        if stage["tensor"] == 1:
-            del stage["tensor"]
     if plan["weights"] == "flush":
         plan = {name: value for name, value in plan.items() if name not in ("weights", "predictor")}
     if plan["trains"]:

@@ -1,9 +1,9 @@
 """Stages and the edges between them."""
 
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable, Recompute, State
@@ -81,6 +81,12 @@ class Stage:
     """Which backend runs which operators; empty: PyTorch runs all of them. Costs are those of the cost table."""
     tensor: int = 1
     """The tensor-parallel degree: how many devices share each replica. They follow each other in `devices`."""
+
+    @model_serializer(mode="wrap")
+    def _body(self, body_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Files of stages whose replicas are single devices are what they were before several could share one.
+        body = body_of(self)
+        return body if self.tensor > 1 else {name: value for name, value in body.items() if name != "tensor"}
 
     @property
     def degree(self) -> int:

@@ -25,7 +25,7 @@ RESULT = {
 FILES = {
     *("config.json", "plan.json", "costs.json", "trace-predicted.json", "trace-measured.json", "trace-chrome.json"),
     *("metrics.jsonl", "metrics.json", "evaluations.jsonl", "model.safetensors", "events", ".lock"),
-    *("capture.json", "capture.safetensors"),
+    *("capture.json", "capture.safetensors", "costs-learned.json"),
 }
 
 

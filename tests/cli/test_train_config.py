@@ -48,7 +48,7 @@ def test_a_saved_configuration_loads_unchanged(file: Path, tmp_path: Path) -> No
         ("train.accumulate=4", "unknown key 'train.accumulate'. Did you mean 'plan.micro_batch'?"),
         ("optimizer.learning_rate=3", "Did you mean 'optimizer.lr'?"),
         ("plan.batchsize=3", "Did you mean 'train.batch_size'?"),
-        ("train.zzzz=3", "unknown key 'train.zzzz'. Known: batch_size, callbacks, check,"),
+        ("train.zzzz=3", "unknown key 'train.zzzz'. Known: balance, batch_size, callbacks, check,"),
         ("train.batch_size=0", "train.batch_size: is 0, must be at least 1"),
         ("train.batch_size=many", "train.batch_size"),
         ("optimizer.lr=nan", "optimizer.lr: is nan, must be positive and finite"),
