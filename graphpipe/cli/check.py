@@ -8,6 +8,7 @@ from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.model_argument import listed
 from graphpipe.cli.output import Output
 from graphpipe.cli.setting_options import add_settings
+from graphpipe.cli.task_argument import add_task, check_no_overrides, configured_task, names_configuration
 from graphpipe.cluster import Cluster
 from graphpipe.errors import InvalidInput
 from graphpipe.files.cache_folder import cache_folder
@@ -32,13 +33,7 @@ graphpipe check mmt-small --plan plan.json"""
 def add(subparsers: Subparsers) -> None:
     """Add the verb."""
     parser = add_verb(subparsers, "check", "find out whether a plan trains a model as plain PyTorch does", EXAMPLE)
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        help="a configuration of `graphpipe train` (.toml), a zoo name, or package.module:function or file.py:function "
-        "returning a Task or (module, example inputs)",
-    )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changed settings of a configuration")
+    add_task(parser)
     parser.add_argument("--plan", metavar="FILE", help="check this plan instead of making one")
     parser.add_argument(
         "--cluster", metavar="C", help="plan a MODEL that is no configuration for this cluster (default local:4)"
@@ -69,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     from graphpipe.run.initial_weights.filled_copy import filled_copy, lacks_data
 
     output = Output(args.json)
-    it = _of_config(args, output) if args.model.endswith(".toml") else _of_model(args)
+    it = _of_config(args, output) if names_configuration(args) else _of_model(args)
     module, note = it.module, it.note
     with waiting("checking the plan against plain PyTorch"):
         try:
@@ -103,22 +98,16 @@ def _stages(it: _Checked, error: InvalidInput, output: Output) -> int:
 
 
 def _of_config(args: argparse.Namespace, output: Output) -> _Checked:
-    from graphpipe.training.config.from_toml import read_config
     from graphpipe.training.make_plan import make_plan, use_plan
-    from graphpipe.training.task.count_steps import check_data, count_steps
     from graphpipe.training.task.first_samples import first_samples
     from graphpipe.training.task.initial_weights import initial_weights
-    from graphpipe.training.task.task import load_task
 
-    for name in ("cluster", "batch", "micro_batch", "schedule", "look_into"):
-        if getattr(args, name):
-            option = f"--{name.replace('_', '-')}"
-            raise InvalidInput("a configuration has its own plan", where=option, remedy="Write key=value, or --plan.")
-    config = read_config(args.model, [*args.overrides, *["plan.cache=false"] * (not args.cache)])
-    with waiting("loading the task"):
-        task = load_task(config.task, config.folder, config.train.seed)
-    count_steps(config, task)
-    check_data(config, task)
+    config, task = configured_task(
+        args,
+        excluded=("cluster", "batch", "micro_batch", "schedule", "look_into"),
+        what="its own plan",
+        remedy="Write key=value, or --plan.",
+    )
     if args.plan:
         plan, captured = use_plan(config, task, args.plan)
     else:
@@ -144,9 +133,7 @@ def _of_model(args: argparse.Namespace) -> _Checked:
     from graphpipe.plans import Plan
     from graphpipe.training.task.checked_model import find_checked_model
 
-    if args.overrides:
-        what = f"'{args.overrides[0]}' changes a configuration, and MODEL is none"
-        raise InvalidInput(what, where="check", remedy="Use --cluster, --batch and --schedule, or --plan.")
+    check_no_overrides(args, "check", "Use --cluster, --batch and --schedule, or --plan.")
     made: dict[str, Any] = {"--cluster": args.cluster, "--batch": args.batch, "--schedule": args.schedule}
     made["--micro-batch"] = args.micro_batch
     if args.plan and (given := next((name for name, value in made.items() if value is not None), None)):

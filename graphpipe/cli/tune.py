@@ -11,6 +11,7 @@ from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.model_argument import listed
 from graphpipe.cli.output import Output
 from graphpipe.cli.setting_options import add_settings
+from graphpipe.cli.task_argument import add_task, check_no_overrides, configured_task, names_configuration
 from graphpipe.cluster import Cluster
 from graphpipe.errors import InvalidInput
 from graphpipe.files.cache_folder import cache_folder
@@ -34,13 +35,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 def add(subparsers: Subparsers) -> None:
     """Add the verb."""
     parser = add_verb(subparsers, "tune", "run the best plans for a few steps each, and keep the fastest", EXAMPLE)
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        help="a configuration of `graphpipe train` (.toml), a zoo name, or package.module:function or file.py:function "
-        "returning a Task or (module, example inputs)",
-    )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changed settings of a configuration")
+    add_task(parser)
     parser.add_argument("--cluster", metavar="C", help="of a MODEL that is no configuration (default local:4)")
     parser.add_argument("--batch", type=int, metavar="B", help="samples per mini-batch of such a MODEL (default 16)")
     parser.add_argument("--costs", metavar="FILE", help="costs of such a MODEL (default: estimated costs)")
@@ -71,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidInput(f"is {args.candidates}, must be at least 1", where="--candidates")
     budget = read_budget(args.budget)
     with NamedTemporaryFile(prefix="graphpipe-tune-", suffix=".json") as config:
-        problem = _of_config(args, Path(config.name)) if args.model.endswith(".toml") else _of_model(args)
+        problem = _of_config(args, Path(config.name)) if names_configuration(args) else _of_model(args)
         _check_here(problem.cluster)
         tuned = tune(problem, count=args.candidates, budget_seconds=budget, tell=print_to_stderr)
     kept = kept_plan(tuned)
@@ -107,27 +102,18 @@ def kept_plan(tuned: "Tuned") -> Plan:
 
 
 def _of_config(args: argparse.Namespace, path: Path) -> "TuneProblem":
-    from graphpipe.training.config.from_toml import read_config
     from graphpipe.training.make_plan import captured_with_costs
-    from graphpipe.training.task.count_steps import check_data, count_steps
-    from graphpipe.training.task.task import load_task
     from graphpipe.training.train import print_to_stderr
     from graphpipe.training.tune.tune import TuneProblem
     from graphpipe.training.tune.tuned_model import TunedModelName
 
-    for name in ("cluster", "batch", "costs", "look_into"):
-        if getattr(args, name):
-            option = f"--{name.replace('_', '-')}"
-            raise InvalidInput("a configuration has its own", where=option, remedy="Write key=value.")
-    config = read_config(args.model, [*args.overrides, *["plan.cache=false"] * (not args.cache)])
+    config, task = configured_task(
+        args, excluded=("cluster", "batch", "costs", "look_into"), what="its own", remedy="Write key=value."
+    )
     if config.plan.stages:
         remedy = "Leave plan.stages out, and other plans can be tried."
         raise InvalidInput("names the only plan", where="plan.stages", remedy=remedy)
     config.save(path)
-    with waiting("loading the task"):
-        task = load_task(config.task, config.folder, config.train.seed)
-    count_steps(config, task)
-    check_data(config, task)
     cluster = Cluster.resolve(config.cluster)
     captured, costs = captured_with_costs(config, task, cluster, print_to_stderr)
     return TuneProblem(
@@ -149,9 +135,7 @@ def _of_model(args: argparse.Namespace) -> "TuneProblem":
     from graphpipe.training.tune.tune import TuneProblem
     from graphpipe.training.tune.tuned_model import TunedModelName
 
-    if args.overrides:
-        what = f"'{args.overrides[0]}' changes a configuration, and MODEL is none"
-        raise InvalidInput(what, where="tune", remedy="Use --cluster and --batch.")
+    check_no_overrides(args, "tune", "Use --cluster and --batch.")
     cluster = Cluster.resolve(args.cluster or "local:4")
     with waiting(f"capturing {args.model}"):
         model = find_checked_model(args.model)
@@ -217,6 +201,6 @@ def _lines(args: argparse.Namespace, tuned: "Tuned") -> list[str]:
     lines += [
         f"failed: {trial.candidate.asked or 'as asked'}: {trial.failure}" for trial in tuned.trials if trial.failure
     ]
-    if args.output and args.model.endswith(".toml"):
+    if args.output and names_configuration(args):
         lines.append(f"graphpipe train {args.model} --plan {args.output} trains by it")
     return lines
