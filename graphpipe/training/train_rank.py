@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from graphpipe.trace import Trace
 from graphpipe.training.config.optimizers import apply_settings
 from graphpipe.training.config.parameter_groups import ParameterGroups
 from graphpipe.training.config.settings import TrainConfig
+from graphpipe.training.configured_options import configured_options
 from graphpipe.training.elastic.survivor import KeptState, Reader, RepeatableBatches, Survivor
 from graphpipe.training.loop.callbacks import Callbacks
 from graphpipe.training.loop.evaluation_watch import figures_of
@@ -258,19 +260,13 @@ def _options(
     source: WeightSource | None,
     balance: Balance | None,
 ) -> PipelineOptions:
-    return PipelineOptions(
+    return replace(
+        configured_options(config),
         initial_weights=source,
         balance=balance,
         lr_scheduler=schedule,
-        average_decay=config.evaluation.average_decay,
         device="cpu" if plan.cluster.on_processors else None,
         captured=load_capture(folder.capture, plan.graph),
-        engine=config.train.engine,
-        shard_optimizer=config.train.shard_optimizer,
-        precision=config.train.precision,
-        clip_norm=config.train.clip_norm,
-        seed=config.train.seed,
-        timeout_seconds=config.run.timeout_seconds,
         faults=parse_faults(config.train.faults),
         fault_log=folder.faults,
         position=lambda: str(reader.position),

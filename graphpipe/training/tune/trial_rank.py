@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import ConfigDict
@@ -13,7 +13,6 @@ from graphpipe.files.text_file import write_text
 from graphpipe.model.capture_file.capture_file import load_capture
 from graphpipe.plans import Plan
 from graphpipe.run.pipeline import Pipeline
-from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.trace import Trace
 from graphpipe.training.task.task import Batch
 from graphpipe.training.tune.tuned_model import TunedModelName, load_tuned_model
@@ -61,8 +60,8 @@ def run_round(path: str) -> None:
     for files in trials.plans:
         plan = Plan.load(files.plan)
         subject = load_tuned_model(trials.subject)
-        options = PipelineOptions(
-            **subject.options,
+        options = replace(
+            subject.options,
             device="cpu" if plan.cluster.on_processors else None,
             captured=load_capture(Path(files.capture), plan.graph),
         )

@@ -2,15 +2,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import ConfigDict
 from torch import nn
 
 from graphpipe.run.stage.loss import LossFunction
+from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.weights.weight_update import OptimizerFactory
 from graphpipe.training.config.settings import TrainConfig
+from graphpipe.training.configured_options import configured_options
 from graphpipe.training.task.checked_model import find_checked_model
 from graphpipe.training.task.factories import optimizer_factory
 from graphpipe.training.task.first_samples import first_samples
@@ -38,8 +39,8 @@ class TunedModel:
     loss_fn: LossFunction
     optimizer: OptimizerFactory
     batch: Batch
-    options: dict[str, Any]
-    """Those of `PipelineOptions` that a configuration sets."""
+    options: PipelineOptions
+    """Those that a configuration sets."""
 
 
 def load_tuned_model(word: TunedModelName) -> TunedModel:
@@ -59,15 +60,7 @@ def _of_config(word: TunedModelName) -> TunedModel:
         loss_fn=task.loss_fn,
         optimizer=optimizer_factory(config, task),
         batch=first_samples(task, word.batch_size, word.batch_size, config.train.seed),
-        options={
-            "engine": config.train.engine,
-            "shard_optimizer": config.train.shard_optimizer,
-            "precision": config.train.precision,
-            "clip_norm": config.train.clip_norm,
-            "seed": config.train.seed,
-            "timeout_seconds": config.run.timeout_seconds,
-            "average_decay": config.evaluation.average_decay,
-        },
+        options=configured_options(config),
     )
 
 
@@ -79,5 +72,5 @@ def _of_model(word: TunedModelName) -> TunedModel:
         loss_fn=model.loss_fn,
         optimizer=torch.optim.AdamW,
         batch=model.samples(word.batch_size),
-        options={},
+        options=PipelineOptions(),
     )
