@@ -7,6 +7,7 @@ from graphpipe.plans import Plan, Prediction
 from graphpipe.report.content.device_groups import device_groups
 from graphpipe.report.content.doubtful_costs import doubtful_costs
 from graphpipe.report.content.what_if import Outlook, outlooks
+from graphpipe.report.content.wording import gap_words
 from graphpipe.schedule import Reduce, ReduceTied, Transfer
 from graphpipe.simulator.simulate import critical_work
 from graphpipe.simulator.simulated_work import HostCopy, MessageHandling, OptimizerStep, SimulatedWork, WeightGather
@@ -110,11 +111,6 @@ def explanation_lines(explanation: Explanation, step_seconds: float) -> list[str
     worse = ", ".join(explanation.not_helping)
     lines += [f"simulated without a gain: {worse}"] if worse else []
     return lines + [f"uncertain: {doubt}" for doubt in explanation.doubts]
-
-
-def gap_words(percent: float) -> str:
-    """Return how far a step is from a bound, as the words before the bound."""
-    return f"at most {percent:.1f} % above" if percent >= 0 else f"{-percent:.1f} % below"
 
 
 def _result(outlook: Outlook) -> str:

@@ -8,6 +8,7 @@ from graphpipe.plans import Plan, Prediction
 from graphpipe.plans.device_memory import BesideStages, beside_stages, versions_bytes
 from graphpipe.plans.estimates import period_seconds
 from graphpipe.plans.stage import Predictor, WeightPolicy
+from graphpipe.report.content.wording import gap_words
 from graphpipe.schedule.segments.planned_versions import delays
 from graphpipe.units import format_bytes, format_seconds
 
@@ -134,7 +135,7 @@ def summary_lines(summary: Summary) -> list[str]:
     if summary.steady_seconds is not None:
         lines += policy_lines(summary)
     elif summary.trains:
-        lines.append(f"at most {summary.gap_percent:.1f} % above a lower bound on {summary.gap_covers}")
+        lines.append(f"{gap_words(summary.gap_percent)} a lower bound on {summary.gap_covers}")
     if (held := summary.beside_stages) is not None:
         parts = {
             "context": held.context,

@@ -42,6 +42,11 @@ def signed_seconds(seconds: float) -> str:
     return f"{'-' if seconds < 0 else '+'}{format_seconds(abs(seconds))}"
 
 
+def gap_words(percent: float) -> str:
+    """Return how far a step is from a bound, as the words before the bound."""
+    return f"at most {percent:.1f} % above" if percent >= 0 else f"{-percent:.1f} % below"
+
+
 def abbreviate(names: Sequence[str]) -> str:
     """Return lines for operators. A run of one branch (the part before the first dot) is shown by its two ends."""
     runs = [list(run) for _, run in groupby(names, key=lambda name: name.split(".")[0] if "." in name else "")]

@@ -1,7 +1,8 @@
 """The panel that explains a predicted step."""
 
-from graphpipe.report.content.explanation import Explanation, can_explain, explain, gap_words
+from graphpipe.report.content.explanation import Explanation, can_explain, explain
 from graphpipe.report.content.subject import Subject
+from graphpipe.report.content.wording import gap_words
 from graphpipe.report.page.html_page import note, table
 from graphpipe.report.page.panel import Panel
 from graphpipe.units import format_seconds

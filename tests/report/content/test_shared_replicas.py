@@ -8,8 +8,8 @@ from shared_replicas import chain, layer, problem, shards
 from graphpipe.planners.lower_bound.lower_bound import plans_of_gap
 from graphpipe.planning.by_hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.plans import Plan
-from graphpipe.report.content.explanation import gap_words
 from graphpipe.report.content.phase_memory import phase_memory
+from graphpipe.report.content.wording import gap_words
 from graphpipe.report.figures.memory_figure import stage_bytes
 from graphpipe.report.figures.stage_boxes import stage_lines
 from graphpipe.report.tables.plan_table import plan_table
