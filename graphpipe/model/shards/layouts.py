@@ -15,7 +15,7 @@ from torch import nn
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import ShardStyle, SubmoduleShards
 from graphpipe.model.shards.linear_pairs import linear_pairs
-from graphpipe.model.shards.linears import inputs_of, is_linear, outputs_of
+from graphpipe.model.shards.linears import inputs_of, is_linear, linear_at, outputs_of
 
 Styles = Mapping[str, object]
 """Styles by pattern of submodules, such as `layers.*.mlp.up`: names of `ShardStyle`, those of `transformers`
@@ -117,7 +117,7 @@ def _heads(part: Any) -> Iterator[int]:
     owners = [part, *part.children()]
     width = next((getattr(each, name) for each in owners for name in _WIDTHS if hasattr(each, name)), None)
     for name in ("k_proj", "k", "self.key", "attention.key"):
-        layer = _layer(part, name)
+        layer = linear_at(part, name)
         if layer is not None and isinstance(width, int):
             yield outputs_of(layer) // width
             return
@@ -204,20 +204,13 @@ def _attention(path: str, part: nn.Module) -> Iterator[list[SubmoduleShards]]:
             yield [SubmoduleShards(submodule=path, style="heads")]
         return
     for names, behind, parts in _ATTENTION:
-        layers = [_layer(part, name) for name in (*names, behind)]
+        layers = [linear_at(part, name) for name in (*names, behind)]
         if all(layer is not None for layer in layers) and any(True for _ in _heads(part)):
             prefix = f"{path}." if path else ""
             columns = [SubmoduleShards(submodule=prefix + name, style="column", parts=parts) for name in names]
             row = SubmoduleShards(submodule=prefix + behind, style="row")
             yield [SubmoduleShards(submodule=path, style="heads"), *columns, row]
             return
-
-
-def _layer(part: nn.Module, name: str) -> nn.Module | None:
-    found: Any = part
-    for step in name.split("."):
-        found = getattr(found, step, None)
-    return found if is_linear(found) else None
 
 
 def _pairs(path: str, part: nn.Module) -> Iterator[list[SubmoduleShards]]:

@@ -8,7 +8,7 @@ from typing import Any, final
 
 from torch import fx, nn
 
-from graphpipe.model.shards.linears import inputs_of, is_linear, outputs_of
+from graphpipe.model.shards.linears import inputs_of, is_linear, linear_at, outputs_of
 
 _ELEMENTWISE_MODULES = (
     *(nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.ELU, nn.LeakyReLU, nn.Mish, nn.Hardswish, nn.ReLU6),
@@ -38,9 +38,8 @@ def linear_pairs(module: nn.Module) -> list[Pair]:
     """Return the pairs among the linear layers that a module calls itself, by their names in it."""
     if type(module) in (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer):
         return [(("linear1",), "linear2")]  # their forwards branch on values, which cannot be traced
-    direct = [name for name, each in module.named_children() if is_linear(each)]
-    nested = [name for name, each in module.named_modules() if is_linear(each)]
-    if len(nested) < 2 or (len(direct) < 1 and len(nested) < 2) or sum(1 for _ in module.modules()) > _FEW:
+    parts = [*module.modules()]
+    if sum(map(is_linear, parts)) < 2 or len(parts) > _FEW:
         return _by_names(module)
     graph = _traced(module)
     if graph is None:
@@ -57,17 +56,10 @@ def linear_pairs(module: nn.Module) -> list[Pair]:
 
 def _by_names(module: nn.Module) -> list[Pair]:
     for names, behind in _NAMES:
-        columns, row = [_layer(module, name) for name in names], _layer(module, behind)
+        columns, row = [linear_at(module, name) for name in names], linear_at(module, behind)
         if row is not None and all(each is not None and outputs_of(each) == inputs_of(row) for each in columns):
             return [(names, behind)]
     return []
-
-
-def _layer(module: nn.Module, path: str) -> nn.Module | None:
-    found: Any = module
-    for step in path.split("."):
-        found = getattr(found, step, None)
-    return found if is_linear(found) else None
 
 
 def _columns(module: nn.Module, row: fx.Node, called: list[fx.Node]) -> list[fx.Node]:

@@ -19,6 +19,14 @@ def is_transposed(part: object) -> bool:
     return kind.__name__ == _TRANSPOSED and kind.__module__ == "transformers.pytorch_utils"
 
 
+def linear_at(part: object, path: str) -> nn.Module | None:
+    """Return the linear layer at a path of attributes below a module; None if there is none."""
+    layer: Any = part
+    for name in path.split("."):
+        layer = getattr(layer, name, None)
+    return layer if is_linear(layer) else None
+
+
 def outputs_of(layer: Any) -> int:
     """Return the number of outputs of a linear layer."""
     return int(layer.weight.shape[1 if is_transposed(layer) else 0])
