@@ -1,5 +1,6 @@
 """Blocks of a balanced mini-batch have about equal loads."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -60,7 +61,7 @@ def test_the_blocks_of_a_plan_are_micro_batches_and_parts_of_replicas() -> None:
     """A micro-batch that is the whole mini-batch is no block, but its parts on replicas are."""
     plan = make_plan([Part(micro_batch=8, degree=2), Part(micro_batch=2), Part(micro_batch=4, degree=4)], batch_size=8)
     assert block_sizes(plan) == (4, 2, 1)
-    assert block_sizes(plan, ["s1"]) == (2,)
+    assert block_sizes(replace(plan, stages=plan.stages[1:2])) == (2,)
 
 
 @pytest.mark.parametrize("size", [3, 5])

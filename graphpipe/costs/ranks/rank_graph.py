@@ -49,7 +49,7 @@ def rank_graph(graph: Graph, ranks: int) -> Graph:
     divided = divided_everywhere(graph)
     return replace(
         graph,
-        ops=tuple(_rank_op(op, RankShares.of(graph, op, ranks)) for op in graph.ops),
+        ops=tuple(_rank_op(graph, op, ranks) if op.shards else op for op in graph.ops),
         shared=tuple(
             replace(tied, bytes=tied.bytes / ranks) if tied.name in divided else tied for tied in graph.shared
         ),
@@ -72,9 +72,8 @@ def _divided_bytes(graph: Graph, op: Op) -> float:
     return max(0.0, shards.parameter_bytes - kept)
 
 
-def _rank_op(op: Op, share: RankShares) -> Op:
-    if op.shards is None:
-        return op
+def _rank_op(graph: Graph, op: Op, ranks: int) -> Op:
+    share = RankShares.of(graph, op, ranks)
     work = replace(
         op.work,
         flops_per_sample=op.work.flops_per_sample * share.flops,

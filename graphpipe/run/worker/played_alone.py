@@ -31,18 +31,18 @@ def played_alone(order: Iterable[tuple[int, Action]], plan: Plan) -> Iterator[tu
         return
     for device, action in order:
         match action:
-            case Send(transfer) if _first(plan, transfer.target_task.stage, transfer.target_device) is not None:
+            case Send(transfer) if _first(plan, transfer.target_task.stage, transfer.target_device):
                 alone = _between_first(plan, transfer)
                 yield alone.source_device, Send(alone)
-            case Receive(transfer) if _first(plan, transfer.target_task.stage, transfer.target_device) is not None:
+            case Receive(transfer) if _first(plan, transfer.target_task.stage, transfer.target_device):
                 alone = _between_first(plan, transfer)
                 yield alone.target_device, Receive(alone)
-            case Compute(task) if _first(plan, task.stage, device) is not None:
+            case Compute(task) if _first(plan, task.stage, device):
                 yield device, action
-            case Reduce(stage) | Offload(stage) | Fetch(stage) if _first(plan, stage, device) is not None:
+            case Reduce(stage) | Offload(stage) | Fetch(stage) if _first(plan, stage, device):
                 yield device, action
             case ReceiveOffloaded(stage, _, source) | SendOffloaded(stage, _, source):
-                if _first(plan, stage, source) is not None:
+                if _first(plan, stage, source):
                     yield device, action
             case ReduceTied(number):
                 stages = plan.tied_gradients[number].stages
@@ -52,9 +52,9 @@ def played_alone(order: Iterable[tuple[int, Action]], plan: Plan) -> Iterator[tu
                 pass
 
 
-def _first(plan: Plan, stage: int, device: int) -> int | None:
-    # The device itself, if it is the first of those that share a replica.
-    return device if device in plan.stages[stage].peers[0] else None
+def _first(plan: Plan, stage: int, device: int) -> bool:
+    # Whether the device is the first of those that share a replica.
+    return device in plan.stages[stage].peers[0]
 
 
 def _between_first(plan: Plan, transfer: Transfer) -> Transfer:
