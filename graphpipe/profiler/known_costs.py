@@ -23,11 +23,12 @@ from graphpipe.files.json_document import read_document, write_document
 from graphpipe.model.capture_cache.user_modules import package_version, user_modules
 from graphpipe.model.capture_cache.value_form import InDoubt, ValueForms
 from graphpipe.profiler.op_runs import OpRun
+from graphpipe.profiler.step_overheads import StepOverheads
 from graphpipe.user_frames import warn_user
 
 MOST_ENTRIES = 4096
 """Older ones are removed."""
-_KIND = "measured-cost"
+_KIND, _STEP = "measured-cost", "measured-step"
 
 
 class KnownCosts:
@@ -64,6 +65,37 @@ class KnownCosts:
             for row, entry in new:
                 write_document(entry, _KIND, row)
             keep_newest(self._folder, MOST_ENTRIES)
+
+    def step(self, stepper: torch.optim.Optimizer | None) -> StepOverheads | None:
+        """Return what a step costs with an optimizer; None if it was not measured before, or if that is in doubt."""
+        entry = self._step_entry(stepper)
+        if entry is None or not entry.exists():
+            return None
+        with suppress(InvalidInput):
+            return read_document(entry, _STEP, lambda body: from_body(StepOverheads, body, str(entry)))
+        return None
+
+    def keep_step(self, stepper: torch.optim.Optimizer | None, step: StepOverheads) -> None:
+        """Write what a step costs with an optimizer."""
+        if entry := self._step_entry(stepper):
+            with suppress(OSError):
+                make_private(entry.parent)
+                write_document(entry, _STEP, step)
+                keep_newest(entry.parent, MOST_ENTRIES)
+
+    def _step_entry(self, stepper: torch.optim.Optimizer | None) -> Path | None:
+        kind = type(stepper)
+        if self._folder is None or not (stepper is None or kind.__module__.startswith("torch.optim.")):
+            return None
+        groups = stepper.param_groups if stepper else []
+        options = [{name: value for name, value in group.items() if name != "params"} for group in groups]
+        shapes = [[str(each.dtype), *each.shape] for group in groups for each in group["params"]]
+        try:
+            form = ValueForms(self._users).form([options, self._circumstances])
+        except (InDoubt, RecursionError):
+            return None
+        text = json.dumps([kind.__qualname__, shapes, form])
+        return self._folder.with_name("steps") / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
 
     def _entry(self, run: OpRun) -> Path | None:
         if self._folder is None or not isinstance(run.module, fx.GraphModule):

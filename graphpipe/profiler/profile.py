@@ -28,7 +28,12 @@ from graphpipe.profiler.op_memory import temporaries
 from graphpipe.profiler.op_runs import Criterion, OpRun, op_runs
 from graphpipe.profiler.profile_ops import one_pass, profile_ops
 from graphpipe.profiler.profiled_device import profiled_device
-from graphpipe.profiler.step_overheads import profile_optimizer, profile_task_overhead
+from graphpipe.profiler.step_overheads import (
+    StepOverheads,
+    optimizer_of_copies,
+    profile_optimizer,
+    profile_task_overhead,
+)
 from graphpipe.waiting import waiting
 
 _EVICTING_BYTES = 4 * 2**20
@@ -126,17 +131,22 @@ def profile(
                 find=known.row,
                 on_progress=lambda done: advance(done / len(graph.ops)),
             )
-            after_operators = replace(effort, between=lambda: one_pass(samples, max(sizes), effort))
-            step = profile_optimizer(trainable, optimizer, after_operators, device)
-            overhead = profile_task_overhead(empty, after_operators)
+            stepper = optimizer_of_copies(trainable, optimizer, device)
+            if (step := known.step(stepper)) is None:
+                after_operators = replace(effort, between=lambda: one_pass(samples, max(sizes), effort))
+                step = StepOverheads(
+                    optimizer=profile_optimizer(stepper, after_operators),
+                    task_overhead_seconds=profile_task_overhead(empty, after_operators),
+                )
+                known.keep_step(stepper, step)
     rows = tuple(replace(row, temporaries=memory[row.op]) for row in rows)
     known.keep(rows)
     return CostTable(
         graph_fingerprint=graph.fingerprint,
         rows=rows,
-        state_bytes_per_parameter_byte=step.state_bytes_per_parameter_byte,
-        optimizer_seconds_per_parameter_byte=step.seconds_per_parameter_byte,
-        task_overhead_seconds=overhead,
+        state_bytes_per_parameter_byte=step.optimizer.state_bytes_per_parameter_byte,
+        optimizer_seconds_per_parameter_byte=step.optimizer.seconds_per_parameter_byte,
+        task_overhead_seconds=step.task_overhead_seconds,
     )
 
 

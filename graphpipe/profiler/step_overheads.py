@@ -23,25 +23,41 @@ class OptimizerCost:
     """Bytes of parameters, gradients and optimizer state, in units of the parameters."""
 
 
-def profile_optimizer(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOverheads:
+    """What a step costs besides its operators."""
+
+    optimizer: OptimizerCost
+    """What the optimizer costs."""
+    task_overhead_seconds: float
+    """Seconds that the runtime adds to the operators of a task."""
+
+
+def optimizer_of_copies(
     parameters: Sequence[Tensor],
     optimizer: Callable[[list[Tensor]], torch.optim.Optimizer],
-    effort: Effort,
     device: torch.device | None = None,
-) -> OptimizerCost:
-    """Return the measured cost of optimizer steps on copies of these parameters on a device (None: their own).
+) -> torch.optim.Optimizer | None:
+    """Return an optimizer of copies of these parameters on a device (None: their own); None without parameters.
 
-    The norm of the gradients is timed with the step, because the runtime looks at it to see whether they are finite.
-    If `effort.between` runs operators, both have left the caches before each measurement, as in training. For a large
-    model, only the first parameters up to 256 MiB are measured.
+    For a large model, it has only the first parameters up to 256 MiB.
     """
     copies = [nn.Parameter(torch.zeros_like(parameter, device=device)) for parameter in _first(parameters)]
-    if not copies:
+    return optimizer([*copies]) if copies else None
+
+
+def profile_optimizer(stepper: torch.optim.Optimizer | None, effort: Effort) -> OptimizerCost:
+    """Return the measured cost of the steps of an optimizer (None: of no parameters), which changes its parameters.
+
+    The norm of the gradients is timed with the step, because the runtime looks at it to see whether they are finite.
+    If `effort.between` runs operators, both have left the caches before each measurement, as in training.
+    """
+    if stepper is None:
         return OptimizerCost(seconds_per_parameter_byte=0.0, state_bytes_per_parameter_byte=2.0)
-    for copy in copies:
-        copy.grad = torch.ones_like(copy)
-    gradients = [copy.grad for copy in copies if copy.grad is not None]
-    stepper = optimizer([*copies])
+    copies: list[Tensor] = [parameter for group in stepper.param_groups for parameter in group["params"]]
+    gradients = [torch.ones_like(copy) for copy in copies]
+    for copy, gradient in zip(copies, gradients, strict=True):
+        copy.grad = gradient
 
     def once() -> tuple[float]:
         effort.between()

@@ -57,6 +57,7 @@ def test_a_loss_that_is_a_sum_is_named_and_not_trained(run: Run, tiny: Path) -> 
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.usefixtures("forked_ranks")
 def test_an_equal_plan_is_checked_once(run: Run, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tiny.parent / "tiny.py"
     file.write_text(TASK.replace("import os\n", ""))

@@ -72,6 +72,7 @@ def test_only_the_mermaid_chart_goes_to_standard_output(run: Run, plan_file: Pat
     assert ran.out.count("[") == len(Plan.load(plan_file).stages)
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_run_shows_its_training(run: Run, config: Path, tmp_path: Path) -> None:
     trained = run("train", config, "--json")
     assert trained.code == 0

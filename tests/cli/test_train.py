@@ -47,6 +47,7 @@ def by_hand(steps: int, lr: float) -> tuple[list[float], dict[str, torch.Tensor]
     return losses, task.module.state_dict()
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_train_prints_the_result_and_writes_the_run(run: Run, config: Path) -> None:
     ran = run("train", config, "--json", "train.steps=7")
     assert ran.code == 0, ran.err

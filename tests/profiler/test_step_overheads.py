@@ -7,7 +7,7 @@ from torch import nn
 from graphpipe.profiler.effort import Effort
 from graphpipe.profiler.empty_run import empty_run
 from graphpipe.profiler.op_runs import OpRun
-from graphpipe.profiler.step_overheads import profile_optimizer, profile_task_overhead
+from graphpipe.profiler.step_overheads import optimizer_of_copies, profile_optimizer, profile_task_overhead
 
 
 class Clock:
@@ -64,7 +64,8 @@ def test_only_the_optimizer_is_timed():
     clock = Clock()
     Step.clock = clock
     weight = nn.Parameter(torch.zeros(5))
-    found = profile_optimizer([weight], lambda parameters: Step(parameters, lr=0.1), effort(clock))
+    stepper = optimizer_of_copies([weight], lambda parameters: Step(parameters, lr=0.1))
+    found = profile_optimizer(stepper, effort(clock))
     assert found.seconds_per_parameter_byte == pytest.approx(2.0 / 20)
 
 

@@ -49,6 +49,8 @@ STAGES = {
     ],
 }
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

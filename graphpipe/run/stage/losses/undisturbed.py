@@ -18,6 +18,7 @@ from graphpipe.model.split.recompute_region import RecomputeRegion
 from graphpipe.model.torch_private import own_buffers
 from graphpipe.run.device.fixed_draws import FixedDraws
 from graphpipe.run.device.rng import preserve_rng_state
+from graphpipe.run.device.without_compiler import without_compiler
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -51,6 +52,7 @@ def undisturbed(device: torch.device, *, double: bool = False) -> Generator[None
         torch.autocast(device.type, enabled=False),
         preserve_rng_state(device),
         cast("AbstractContextManager[None]", eager),
+        without_compiler(),  # which the mode of fixed draws asks for
         FixedDraws(double=double, norms=False),
         warnings.catch_warnings(action="ignore"),  # forwards have given theirs
     ):
