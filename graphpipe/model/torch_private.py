@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch._utils import _flatten_dense_tensors
@@ -347,3 +347,62 @@ def is_compiled(module: nn.Module) -> bool:
     wrapper = type(module).__name__ == "OptimizedModule" and type(module).__module__.startswith("torch._dynamo")
     compiled = hasattr(getattr(module, "forward", None), "_torchdynamo_orig_callable")
     return wrapper or compiled or COMPILED(module) is not None
+
+
+def is_compiled_backward(node: Node) -> bool:
+    """True for the backward of a region that `torch.compile` has compiled: a single operation of autograd's graph."""
+    return isinstance(node, BackwardCFunction) and type(node).__name__ == "CompiledFunctionBackward"
+
+
+def region_compiler(
+    backward: Callable[[fx.GraphModule, Callable[[fx.GraphModule], Any], Sequence[int]], Callable[[list[Any]], Any]],
+    note: Callable[[], None],
+) -> Callable[..., Any]:
+    """Return a backend for `compiled_call`: inductor, with a backward of one's own.
+
+    Random numbers are those of the eager module. The backward may run again, so it takes nothing of what was saved.
+
+    Args:
+        backward: gets the graph of a backward, a function that compiles a graph, and the places of the tensors among
+            the arguments of the forward. Returns the compiled backward, which takes its arguments in a list.
+        note: called at each compilation of a part of a forward.
+    """
+    from torch._functorch import config
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner  # some seconds
+
+    def compile_region(graph: fx.GraphModule, given: Sequence[Any]) -> Any:
+        tensors: list[int] = []
+
+        def compile_part(part: fx.GraphModule, given: Sequence[Any], **options: Any) -> Any:
+            if not options.get("is_backward"):
+                tensors[:] = [place for place, each in enumerate(given) if isinstance(each, Tensor)]
+                return compile_fx_inner(part, given, **options)
+            kept = {name: options[name] for name in ("graph_id", "boxed_forward_device_index") if name in options}
+
+            def compile_backward(graph: fx.GraphModule) -> Any:
+                examples = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
+                return compile_fx_inner(graph, examples, is_backward=True, **kept)
+
+            compiled = backward(part, compile_backward, tuple(tensors))
+
+            def run(arguments: list[Any]) -> Any:
+                return compiled(arguments)
+
+            run._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
+            return run
+
+        note()
+        with config.patch(donated_buffer=False, enable_autograd_cache=False):
+            return compile_fx(graph, given, inner_compile=compile_part, config_patches={"fallback_random": True})
+
+    return compile_region
+
+
+def compiled_call(module: nn.Module, backend: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what `module(...)` does, hooks included, as a function that compiles it when it runs."""
+    return torch.compile(module._call_impl, backend=backend)
+
+
+def set_compiled_call(module: nn.Module, call: Callable[..., Any] | None) -> None:
+    """Let `module(...)` run a function of `compiled_call`; None lets it run eagerly."""
+    module._compiled_call_impl = call

@@ -8,6 +8,7 @@ from hashlib import sha256
 from torch import Tensor, nn
 
 from graphpipe.model.backends.registry import check_backward
+from graphpipe.model.compiled.stage_compiler import StageCompiler
 from graphpipe.model.hidden.later_changes import LaterChanges
 from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.model.stage_program import StageProgram
@@ -46,6 +47,7 @@ from graphpipe.run.weights import sharded_tensors
 from graphpipe.run.weights.check_sync import check_schedule
 from graphpipe.run.weights.stage_syncs import StageSyncs
 from graphpipe.run.weights.weight_update import OptimizerFactory, WeightUpdate
+from graphpipe.run.worker.compiled_step import compiler_for
 from graphpipe.run.worker.smaller_batches import SmallerStep, smaller_steps
 from graphpipe.run.worker.worker import StageWorker
 from graphpipe.schedule import LoweredSchedule, Schedule
@@ -102,6 +104,7 @@ def build_parts(
     if plan.weights != "flush":
         check_policy(plan, syncs, options)
     check_tensor(plan, options.engine)
+    compiler = compiler_for(plan, syncs) if options.compile else None
     placement = RankPlacement.of(plan, world.size)
     share = partial(share_stages, placement=placement, world=world)
     shapes = ProgramsByShape(plan, model, options.precision, world.device, options.captured, share)
@@ -146,9 +149,9 @@ def build_parts(
         groups = optimizer_groups(worker, sharded=syncs.zero1)
         update = WeightUpdate.of(groups, optimizer, options.lr_scheduler, options.clip_norm, options.average_decay)
         smaller = smaller_steps(plan, placement, gradient_edges(specs))
-        training = _train_step(evaluation, lowered, smaller, update, options)
+        training = _train_step(evaluation, lowered, smaller, update, options, compiler)
     else:
-        training = _train_segment(evaluation, gradient_edges(specs), optimizer, options)
+        training = _train_segment(evaluation, gradient_edges(specs), optimizer, options, compiler)
     if world.rank == 0:
         warn_of_idle_ranks(placement, world.size)
     return PipelineParts(
@@ -189,6 +192,7 @@ def _train_step(
     smaller: Callable[[int], SmallerStep],
     update: WeightUpdate,
     options: PipelineOptions,
+    compiler: StageCompiler | None,
 ) -> TrainStep:
     return TrainStep(
         plan=like.plan,
@@ -202,11 +206,16 @@ def _train_step(
         update=update,
         check_finite=options.check_finite,
         loss_scale=initial_scale(options.precision),
+        compiler=compiler,
     )
 
 
 def _train_segment(
-    like: Evaluation, edges: frozenset[int], optimizer: OptimizerFactory | None, options: PipelineOptions
+    like: Evaluation,
+    edges: frozenset[int],
+    optimizer: OptimizerFactory | None,
+    options: PipelineOptions,
+    compiler: StageCompiler | None,
 ) -> TrainSegment:
     update, stage_updates = build_updates(like.plan, like.worker, optimizer, options)
     return TrainSegment(
@@ -221,6 +230,7 @@ def _train_segment(
         stage_updates=stage_updates,
         rolls_back=options.rollback,
         with_norms=options.check_finite,
+        compiler=compiler,
     )
 
 
@@ -228,6 +238,7 @@ def _settings(specs: EdgeSpecs, options: PipelineOptions) -> Mapping[str, str | 
     """Return what must be the same on all ranks (see `shake_hands`)."""
     return {
         "engine": options.engine,
+        "stages": "compiled" if options.compile else "eager",
         "optimizer sharding": "shared out" if options.shard_optimizer else "whole",
         "precision": options.precision,
         "values on the stage edges": digest(specs),

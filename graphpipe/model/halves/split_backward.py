@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from graphpipe.model.halves.current_half import Half, running
 from graphpipe.model.halves.releasable_tensors import ReleasableTensors
 from graphpipe.model.split.autograd_graph import Edges, autograd_graph, own_backward
 
@@ -44,7 +45,8 @@ class WeightHalf:
         while self.repeated:
             operation = self.repeated.pop()
             edges = operation.parameter_edges
-            gradients = _gradients(operation.arrivals, operation.gradients, edges, again=False)
+            with running(Half("weight", frozenset(edges))):
+                gradients = _gradients(operation.arrivals, operation.gradients, edges, again=False)
             for edge, gradient in zip(edges, gradients, strict=True):
                 if gradient is not None:
                     self.roots.append(edge)
@@ -88,7 +90,8 @@ def input_half(
     if inside:
         needed = [*dict.fromkeys(edge for node in leaving for edge in arrivals[node])]
         inner_edges, inner_gradients = [edges[n] for n in inside], [gradients[n] for n in inside]
-        computed = _gradients(inner_edges, inner_gradients, [*leaves, *needed], again=True)
+        with running(Half("input", frozenset(edge for outward in leaving.values() for edge in outward))):
+            computed = _gradients(inner_edges, inner_gradients, [*leaves, *needed], again=True)
         for leaf, gradient in zip(received, computed, strict=False):
             leaf.grad = gradient
         arrived = dict(zip(needed, computed[len(leaves) :], strict=True))

@@ -7,6 +7,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node
 
 from graphpipe.graph.backward_graph import BackwardGraph
+from graphpipe.model.torch_private import is_compiled_backward
 
 Edges = tuple[GradientEdge, ...]
 AutogradGraph: TypeAlias = BackwardGraph[Node, GradientEdge]
@@ -23,5 +24,8 @@ def edges_of(node: Node) -> Edges:
 
 
 def own_backward(node: Node) -> str:
-    """Return the name of a function with its own backward (`torch.autograd.Function`); empty for other operations."""
-    return node.name() if isinstance(node, BackwardCFunction) else ""
+    """Return the name of a function with its own backward (`torch.autograd.Function`); empty for other operations.
+
+    A compiled region is none: its backward runs in halves.
+    """
+    return node.name() if isinstance(node, BackwardCFunction) and not is_compiled_backward(node) else ""

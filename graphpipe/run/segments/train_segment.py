@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import NamedTuple
 
+from graphpipe.model.compiled.stage_compiler import StageCompiler
 from graphpipe.plans import Plan
 from graphpipe.run.comm.p2p_groups import Pair
 from graphpipe.run.comm.rank_placement import RankPlacement
@@ -29,6 +30,7 @@ from graphpipe.run.step.step_summary import (
     sum_up,
 )
 from graphpipe.run.weights.weight_update import WeightUpdate
+from graphpipe.run.worker.compiled_step import compiling
 from graphpipe.run.worker.step_batches import StepBatches
 from graphpipe.run.worker.step_run import run_step
 from graphpipe.run.worker.worker import StageWorker
@@ -87,6 +89,8 @@ class TrainSegment:
     """The update of each stage on this rank."""
     rolls_back: bool
     """Whether a copy of the state is kept before each segment."""
+    compiler: StageCompiler | None = None
+    """Compiles the stages; None runs them eagerly."""
     with_norms: bool = True
     """Whether the norms of gradients are computed."""
     gradient_norms: Sequence[float | None] = ()
@@ -150,7 +154,8 @@ class TrainSegment:
         for stage, update in self.stage_updates.items():
             update.begin({task: read for task, read in schedule.reads.items() if task.stage == stage}, count)
         self.sums.expect(count)
-        with preserve_rng_state(worker.world.device):
+        compiled = compiling(self.compiler, worker, segment.mini_batches[0])
+        with preserve_rng_state(worker.world.device), compiled:
             runs = run_step(worker, schedule.lowered, segment, self.loss_fn)
         for update in self.stage_updates.values():
             update.end()

@@ -51,6 +51,9 @@ class PipelineOptions:
     """Shard the optimizer's state over the replicas of every stage (ZeRO-1). False leaves it to the plan."""
     captured: Captured | None = None
     """The model as it was captured for the plan, if at hand. None captures the model again, which takes seconds."""
+    compile: bool = False
+    """Compile the stages by `torch.compile`, layer by layer. The first step runs eagerly, because it checks what the
+    stages compute, and so do evaluations."""
     precision: Precision = "fp32"
     """Precision of forwards and losses: `fp32`, or `bf16` or `fp16` by autocast. Weights and gradients keep their
     dtype. With `fp16` the loss is scaled, and a step whose gradients overflow changes only the scale."""

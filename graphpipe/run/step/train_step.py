@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from graphpipe.model.compiled.stage_compiler import StageCompiler
 from graphpipe.plans import Plan
 from graphpipe.run.comm.scalar_sum import ScalarSum
 from graphpipe.run.device.precision import LossScale
@@ -18,6 +19,7 @@ from graphpipe.run.step.batch_preparer import BatchPreparer
 from graphpipe.run.step.build_worker import align_all_buffers
 from graphpipe.run.step.step_summary import StepSummary, check_finite, summarise_step
 from graphpipe.run.weights.weight_update import WeightUpdate
+from graphpipe.run.worker.compiled_step import compiling
 from graphpipe.run.worker.smaller_batches import SmallerStep
 from graphpipe.run.worker.step_batches import StepBatches
 from graphpipe.run.worker.step_run import run_step
@@ -43,6 +45,8 @@ class TrainStep:
     """Whether gradients are checked as well as the loss."""
     loss_scale: LossScale | None
     """The factor of the next step's loss; None if the loss is not scaled."""
+    compiler: StageCompiler | None = None
+    """Compiles the stages; None runs them eagerly."""
     gradient_norms: Sequence[float | None] = ()
     """The 2-norm of the last step's gradients, before clipping; None if it was not computed or is not finite."""
 
@@ -106,7 +110,7 @@ class TrainStep:
         worker = self.worker
         self.update.clear()
         self.sums.expect()
-        with preserve_rng_state(worker.world.device):
+        with preserve_rng_state(worker.world.device), compiling(self.compiler, worker, batch):
             runs = run_step(worker, lowered, StepBatches.of((batch,)), self.loss_fn)
         if self.loss_scale is not None:
             self.update.scale_gradients(1 / self.loss_scale.factor)

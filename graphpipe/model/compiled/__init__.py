@@ -1,0 +1,1 @@
+"""Compiled stages: regions that `torch.compile` compiles, and their backwards in halves."""

@@ -1,0 +1,89 @@
+"""Compiles the programs of stages, region by region."""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, final
+
+from torch import fx, nn
+
+from graphpipe.model.compiled.halved_backward import HalvedBackward
+from graphpipe.model.split.recompute_region import RecomputeRegion
+from graphpipe.model.torch_private import compiled_call, region_compiler, set_compiled_call
+
+_Call = Callable[..., Any]
+
+
+@final
+@dataclass(slots=True)
+class StageCompiler:
+    """Compiles the regions of the stages of a rank, equal ones once.
+
+    A region is a submodule that has submodules itself, such as a layer of a transformer. A stage without any, which is
+    cut into single operations, is one region.
+    """
+
+    compilations: dict[str, int] = field(default_factory=dict[str, int])
+    """How often forwards were compiled, by the name of a region: its class, or its stage."""
+    _backends: dict[str, _Call] = field(default_factory=dict[str, _Call])
+    _calls: dict[nn.Module, list[tuple[nn.Module, _Call]]] = field(
+        default_factory=dict[nn.Module, list[tuple[nn.Module, _Call]]]
+    )
+
+    @contextmanager
+    def running(self, stages: Sequence[tuple[str, nn.Module]]) -> Generator[None]:
+        """Let the regions of stages run compiled in the block. After it they are the user's modules again.
+
+        Args:
+            stages: names and modules.
+        """
+        calls = [call for name, module in stages for call in self._of_stage(name, module)]
+        for part, call in calls:
+            set_compiled_call(part, call)
+        try:
+            yield
+        finally:
+            for part, _ in calls:
+                set_compiled_call(part, None)
+
+    def _of_stage(self, stage: str, module: nn.Module) -> list[tuple[nn.Module, _Call]]:
+        if module not in self._calls:
+            regions = _regions(module, stage)
+            self._calls[module] = [(part, compiled_call(part, self._backend(name))) for name, part in regions]
+        return self._calls[module]
+
+    def _backend(self, name: str) -> _Call:
+        # One for each name: what was compiled with a backend runs only with that one.
+        if name not in self._backends:
+            self._backends[name] = region_compiler(HalvedBackward, partial(self._note, name))
+        return self._backends[name]
+
+    def _note(self, name: str) -> None:
+        self.compilations[name] = self.compilations.get(name, 0) + 1
+
+
+def _regions(module: nn.Module, stage: str) -> Iterator[tuple[str, nn.Module]]:
+    whole = f"stage '{stage}'"
+    parts = [*dict.fromkeys(_called(module))]
+    composed = [part for part in parts if any(True for _ in part.children())]
+    for part in composed:
+        yield whole if isinstance(part, fx.GraphModule) else type(part).__name__, part
+    if not composed:
+        yield whole, module
+
+
+def _called(module: nn.Module) -> Iterator[nn.Module]:
+    if not isinstance(module, fx.GraphModule):
+        yield from module.children()
+        return
+    for node in module.graph.nodes:
+        if node.op == "call_module":
+            part = module.get_submodule(str(node.target))
+            # What a region keeps is decided outside of what is compiled.
+            yield from _called_in(part.inner) if isinstance(part, RecomputeRegion) else [part]
+
+
+def _called_in(region: nn.Module) -> list[nn.Module]:
+    parts = [*_called(region)]
+    return parts if any(True for part in parts for _ in part.children()) else [region]

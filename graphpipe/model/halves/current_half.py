@@ -1,0 +1,39 @@
+"""The half of a split backward that is running.
+
+A compiled region is one operation of autograd's graph, whose code asks here which of its gradients are wanted.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from torch.autograd.graph import GradientEdge
+
+
+@dataclass(frozen=True, slots=True)
+class Half:
+    """A half of a split backward."""
+
+    kind: Literal["input", "weight"]
+    """Whether gradients of received values are wanted, or those that lead only to parameters."""
+    parameter_edges: frozenset[GradientEdge]
+    """The edges where gradients leave for parameters. The input half needs none of them."""
+
+
+_running: list[Half] = []  # Autograd runs the backward of an accelerator in a thread of its own.
+
+
+def running_half() -> Half | None:
+    """Return the half that is running in this process; None outside a split backward."""
+    return _running[-1] if _running else None
+
+
+@contextmanager
+def running(half: Half) -> Generator[None]:
+    """Note that a half runs in the block."""
+    _running.append(half)
+    try:
+        yield
+    finally:
+        _running.pop()

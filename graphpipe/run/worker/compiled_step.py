@@ -1,0 +1,49 @@
+"""Steps whose stages are compiled: what can be, and when."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+from graphpipe.errors import InvalidInput
+from graphpipe.model.backends.inductor import INDUCTOR
+from graphpipe.model.compiled.stage_compiler import StageCompiler
+from graphpipe.plans import Plan
+from graphpipe.run.stage.mini_batch import MiniBatch
+from graphpipe.run.weights.registry import find_sync
+from graphpipe.run.weights.stage_syncs import StageSyncs
+from graphpipe.run.worker.worker import StageWorker
+
+
+def compiler_for(plan: Plan, syncs: StageSyncs) -> StageCompiler:
+    """Return what compiles the stages of a rank.
+
+    Raises:
+        InvalidInput: the compiler is missing, or a stage cannot be compiled. The message names what does not go
+            together.
+    """
+    if missing := INDUCTOR.missing():
+        raise InvalidInput(missing, where="compile", remedy="Install it, or leave out compile.")
+    for stage, engine in zip(plan.stages, syncs.names, strict=True):
+        problem = ""
+        if stage.tensor > 1:
+            problem = f"{stage.tensor} devices share each of its replicas"
+        elif stage.degree > 1 and find_sync(engine).traits.shards_parameters:
+            problem = f"engine '{engine}' shards its weights"
+        if problem:
+            raise InvalidInput(
+                f"stage '{stage.name}' cannot be compiled: {problem}",
+                where="compile",
+                remedy="Leave out compile, or plan without tensor parallelism and sharded weights.",
+            )
+    return StageCompiler()
+
+
+def compiling(compiler: StageCompiler | None, worker: StageWorker, first: MiniBatch) -> AbstractContextManager[None]:
+    """Return the context in which a step, or a segment, runs: its stages are compiled, if they are to be.
+
+    Args:
+        compiler: of the rank; None runs everything eagerly.
+        worker: of the rank.
+        first: mini-batch of the step. The first one of a pipeline runs eagerly: it checks what the stages compute.
+    """
+    if compiler is None or first.step == 1:
+        return nullcontext()
+    return compiler.running([(each.stage_name, each.module) for each in worker.replicas.values()])
