@@ -37,6 +37,7 @@ MODULES = {
     "rank-memory": "running.memory.rank_memory",
     "loads": "running.predicted.loads",
     "resting": "running.predicted.resting",
+    "compiled": "running.compiled",
     "rehearsal": "running.predicted.rehearsal",
     "tuned": "running.predicted.tuned",
     "hosts": "running.hosts.hosts",

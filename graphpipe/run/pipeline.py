@@ -1,6 +1,6 @@
 """The pipeline: trains a split model, one mini-batch per `step`, on one rank or on one rank per device."""
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from traceback import clear_frames
 from types import TracebackType
@@ -209,6 +209,12 @@ class Pipeline:
         By stage name: `split`, or `whole: ` and why the stage's operations cannot be split; empty before a step.
         """
         return backwards_of(self._worker)
+
+    @property
+    def compilations(self) -> Mapping[str, int]:
+        """How often this rank has compiled the forward of each region (`PipelineOptions.compile`), by its class."""
+        compiler = self._parts.training.compiler
+        return {} if compiler is None else dict(compiler.compilations)
 
     def gradients(self) -> dict[str, Tensor | None]:
         """Return the last step's gradients (after clipping) of this rank's parameters, by their names in the model.

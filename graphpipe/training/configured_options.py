@@ -9,6 +9,7 @@ def configured_options(config: TrainConfig) -> PipelineOptions:
     return PipelineOptions(
         engine=config.train.engine,
         shard_optimizer=config.train.shard_optimizer,
+        compile=config.train.compile,
         precision=config.train.precision,
         clip_norm=config.train.clip_norm,
         seed=config.train.seed,

@@ -51,7 +51,7 @@ from graphpipe.training.task.factories import optimizer_factory, schedule_factor
 from graphpipe.training.task.initial_weights import initial_weights
 from graphpipe.training.task.sample_work import arrange_of, balance_of
 from graphpipe.training.task.task import Task, load_task
-from graphpipe.training.telemetry.banner import readiness, show_banner
+from graphpipe.training.telemetry.banner import compilation_line, readiness, show_banner
 from graphpipe.training.telemetry.telemetry import open_telemetry
 
 
@@ -189,6 +189,8 @@ def _train(
             with survivor.training(pipeline, checkpoints, reader, batches, history, steps) as buffers:
                 done = run_steps(evaluations, batches, checkpoints, history, leave, buffers)
             checkpoints.wait()
+            if main and pipeline.compilations:
+                print(compilation_line(pipeline.compilations), file=sys.stderr, flush=True)
             if pipeline.steps < steps and not done.why_ended:
                 return None
             # Weights are saved before the user's `accuracy`, which may raise.

@@ -11,6 +11,7 @@ nothing is computed twice. GraphPP of torchtitan has the same graphs for stages 
 import operator
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 from torch import fx
 
@@ -39,7 +40,7 @@ def halve(module: fx.GraphModule, parameters: Collection[int]) -> HalvedGraph:
     """
     graph = module.graph
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    gradients: Sequence[fx.Node | None] = [*graph.output_node().args[0]]  # pyright: ignore[reportArgumentType,reportAssignmentType,reportGeneralTypeIssues]
+    gradients: Sequence[fx.Node | None] = cast("Any", graph.output_node().args[0])
     now = [None if place in parameters else each for place, each in enumerate(gradients)]
     later = [each if place in parameters else None for place, each in enumerate(gradients)]
     first = _leading_to(now)

@@ -10,7 +10,7 @@ from torch import fx, nn
 
 from graphpipe.model.compiled.halved_backward import HalvedBackward
 from graphpipe.model.split.recompute_region import RecomputeRegion
-from graphpipe.model.torch_private import compiled_call, region_compiler, set_compiled_call
+from graphpipe.model.torch_private import region_compiler, set_compiled_call
 
 _Call = Callable[..., Any]
 
@@ -26,7 +26,7 @@ class StageCompiler:
 
     compilations: dict[str, int] = field(default_factory=dict[str, int])
     """How often forwards were compiled, by the name of a region: its class, or its stage."""
-    _backends: dict[str, _Call] = field(default_factory=dict[str, _Call])
+    _compilers: dict[str, Callable[[nn.Module], _Call]] = field(default_factory=dict[str, Callable[[nn.Module], _Call]])
     _calls: dict[nn.Module, list[tuple[nn.Module, _Call]]] = field(
         default_factory=dict[nn.Module, list[tuple[nn.Module, _Call]]]
     )
@@ -50,14 +50,14 @@ class StageCompiler:
     def _of_stage(self, stage: str, module: nn.Module) -> list[tuple[nn.Module, _Call]]:
         if module not in self._calls:
             regions = _regions(module, stage)
-            self._calls[module] = [(part, compiled_call(part, self._backend(name))) for name, part in regions]
+            self._calls[module] = [(part, self._compile(name)(part)) for name, part in regions]
         return self._calls[module]
 
-    def _backend(self, name: str) -> _Call:
-        # One for each name: what was compiled with a backend runs only with that one.
-        if name not in self._backends:
-            self._backends[name] = region_compiler(HalvedBackward, partial(self._note, name))
-        return self._backends[name]
+    def _compile(self, name: str) -> Callable[[nn.Module], _Call]:
+        # One for each name, because it is what equal regions share.
+        if name not in self._compilers:
+            self._compilers[name] = region_compiler(HalvedBackward, partial(self._note, name))
+        return self._compilers[name]
 
     def _note(self, name: str) -> None:
         self.compilations[name] = self.compilations.get(name, 0) + 1

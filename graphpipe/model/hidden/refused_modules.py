@@ -18,7 +18,8 @@ def check_not_compiled(model: nn.Module) -> None:
             raise InvalidInput(
                 f"{name} is compiled by torch.compile, and a pipeline would run it eagerly",
                 where="model",
-                remedy="Give the model as it was before torch.compile.",
+                remedy="Give the model as it was before torch.compile, and let the pipeline compile its stages "
+                "(PipelineOptions(compile=True), train.compile=true).",
             )
 
 

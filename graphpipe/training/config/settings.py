@@ -41,6 +41,8 @@ class TrainSettings:
     precision: Precision = "fp32"
     """Precision of forwards and losses. `bf16` and `fp16` use torch's autocast, and leave weights, gradients and the
     optimizer unchanged. With `fp16` the loss is scaled, and a step whose gradients overflow changes only the scale."""
+    compile: bool = False
+    """Compile the stages by `torch.compile`, from the second step on (docs/compile.md). Plans predict eager stages."""
     engine: str = DEFAULT_SYNC
     """Name of the replica synchronisation, which sums gradients over the replicas of a stage (docs/training.md lists
     them). Plans count the memory of whole weights, gradients and optimizer state on every replica."""

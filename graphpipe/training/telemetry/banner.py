@@ -2,7 +2,7 @@
 
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,6 +42,12 @@ def readiness(world: World, plan: Plan) -> tuple[Readiness, ...]:
         predicted = sum(peaks[device] for device in placement.devices(hosted.rank)) if peaks else None
         ready.append(from_body(Readiness, rank | {"layout": to_body(hosted), "predicted_bytes": predicted}, "rank"))
     return tuple(ready)
+
+
+def compilation_line(compilations: Mapping[str, int]) -> str:
+    """Return how often rank 0 compiled each region."""
+    counts = ", ".join(f"{name} {count} time{'s' * (count > 1)}" for name, count in compilations.items())
+    return f"compiled on rank 0: {counts}"
 
 
 def shortages(ready: Sequence[Readiness]) -> list[str]:
