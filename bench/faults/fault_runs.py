@@ -159,7 +159,7 @@ def carry_out(draw: Draw, shop: Workshop) -> tuple[Path, list[Ended]]:
         steps=STEPS,
         every=EVERY,
         background=str(draw.case.background).lower(),
-        weights=_weights(shop),
+        weights=_weights(shop) if draw.initial_weights == "file" else "init",
         silence=SILENCE_SECONDS,
     )
     (folder / "run.toml").write_text(settings)
