@@ -160,13 +160,13 @@ def _around_tensors() -> None:
 
     add = TensorFile.add
 
-    def reaching(file: TensorFile, name: str, tensor: Tensor) -> None:
-        folder, rank = Path(file._file.name).parent, here()  # pyright: ignore[reportPrivateUsage]
+    def reaching(self: TensorFile, name: str, tensor: Tensor) -> None:
+        folder, rank = Path(self._file.name).parent, here()  # pyright: ignore[reportPrivateUsage]
         assert rank is not None
         of_checkpoint = folder.name.startswith("step-")
         phase, step = ("tensor", _step_of(folder)) if of_checkpoint else ("exporting", None)
         rank.reach(phase, step=step)
-        add(file, name, tensor)
+        add(self, name, tensor)
         rank.reach(phase, late=True, step=step)
 
     TensorFile.add = reaching
