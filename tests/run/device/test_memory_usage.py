@@ -96,8 +96,8 @@ def test_measured_memory_of_sharded_state_is_as_predicted(ranks: int, tmp_path: 
 def test_measured_memory_of_layers_is_at_most_as_predicted(tmp_path: Path) -> None:
     """The largest layer counts four times, and most are smaller.
 
-    The most of four ranks was 0.97 to 1.22 times the prediction in eight runs, because gloo sometimes keeps the buffer of
-    an exchange for longer on a rank. The least was 0.86 to 0.99 times.
+    The most of four ranks was 0.97 to 1.22 times the prediction in eight runs, because gloo sometimes keeps the buffer
+    of an exchange for longer on a rank. The least was 0.86 to 0.99 times.
     """
     captured, costs = measured("gpt-small")
     peaks: dict[State, float] = {}
