@@ -24,6 +24,7 @@ from bench.tables import markdown
 from graphpipe.graph import ParameterSlice
 from graphpipe.model.capture.capture import capture
 from graphpipe.model.shards.with_shards import with_shards
+from graphpipe.model.split.submodules import sliced
 from graphpipe.model.zoo.registry import ZOO, zoo_model
 from graphpipe.run import Pipeline
 
@@ -98,7 +99,7 @@ def placed(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[
             whole[name] = gradient
         elif piece is not None and piece.parameter in expected:
             into = whole.setdefault(piece.parameter, expected[piece.parameter].clone())
-            into.narrow(piece.dimension, piece.start, piece.stop - piece.start).copy_(gradient)
+            sliced(into, piece).copy_(gradient)
     return whole
 
 

@@ -9,7 +9,10 @@ STEPS, EVERY, BATCH = 8, 2, 16
 EARLIER_STEP = 5
 """The step in which another rank is killed first, if the drawn fault strikes while a checkpoint is loaded."""
 SCHEDULES = ("1f1b", "zb-auto", "recompute")
-WORK = ("start", "filling", "send", "receive", "forward", "backward", "reduce", "optimizer", "saving", "resuming")
+OF_WEIGHTS = ("filling", "reading", "saving", "tensor", "exporting", "resuming")
+"""The phases in which weights are read or written: all tensors of a rank, one tensor of a file, the files of a
+checkpoint, one tensor of them, the final weights, and a checkpoint that is loaded."""
+WORK = ("start", "send", "receive", "forward", "backward", "reduce", "optimizer", *OF_WEIGHTS)
 KINDS: Mapping[str, tuple[str, ...]] = {
     "kill": WORK,
     "raise": WORK,
@@ -20,7 +23,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "out of memory": WORK,
     "nan": ("forward", "backward", "optimizer"),
     "wrong message": ("forward",),
-    "disk full": ("saving", "optimizer"),
+    "disk full": ("saving", "tensor", "exporting", "optimizer"),
     "launcher killed": WORK,
     "launcher terminated": WORK,
 }
@@ -92,13 +95,15 @@ class Draw:
     way: str
     phase: str
     step: int
-    """From 1. A fault of the phases `start`, `filling` and `resuming` does not wait for it."""
+    """From 1. A fault of a phase that a run has once, or before its first step, does not wait for it."""
     culprits: tuple[int, ...]
     """The ranks that fail. For a fault of the launcher: the rank whose phase decides when."""
     late: bool
     """Strike after the work of the phase, not before it."""
     delay_seconds: float
     """From then until a signal is sent."""
+    initial_weights: str
+    """Where initial weights come from: `file`, or `init` for the code of the model."""
 
     @property
     def launcher(self) -> bool:
@@ -127,10 +132,11 @@ def draw(seed: int, number: int) -> Draw:
         kind=kind,
         way="limit" if (kind, phase) == ("disk full", "optimizer") else dice.choice(WAYS.get(kind, ("",))),
         phase=phase,
-        step=dice.randrange(EVERY, STEPS + 1, EVERY) if phase == "saving" else dice.randint(1, STEPS - 1),
+        step=dice.randrange(EVERY, STEPS + 1, EVERY) if phase in ("saving", "tensor") else dice.randint(1, STEPS - 1),
         culprits=culprits,
         late=dice.random() < 0.5,
         delay_seconds=round(dice.uniform(0, MOST_DELAY_SECONDS), 4) if delayed else 0.0,
+        initial_weights="file" if phase == "reading" else dice.choice(("file", "init")),
     )
     return replace(found, delay_seconds=0.0) if found.way == "raise" else found  # in the rank's own thread
 

@@ -102,7 +102,7 @@ class Workshop:
 
     def reference(self, draw: Draw, config: Path, parts: Sequence[tuple[Path, int]]) -> Path:
         """Return the folder of an unbroken run in one process, which trains by each plan up to a step."""
-        text = json.dumps([(_deciding(plan), last) for plan, last in parts])
+        text = json.dumps([draw.initial_weights, *((_deciding(plan), last) for plan, last in parts)])
         path = self.folder / f"reference-{sha256(text.encode()).hexdigest()[:16]}"
         if not path.exists():
             words = [f"{plan.absolute()}:{last}" for plan, last in parts]
@@ -159,7 +159,7 @@ def carry_out(draw: Draw, shop: Workshop) -> tuple[Path, list[Ended]]:
         steps=STEPS,
         every=EVERY,
         background=str(draw.case.background).lower(),
-        weights=_weights(shop),
+        weights=_weights(shop) if draw.initial_weights == "file" else "init",
         silence=SILENCE_SECONDS,
     )
     (folder / "run.toml").write_text(settings)

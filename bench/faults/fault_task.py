@@ -30,6 +30,8 @@ DRAW = "GRAPHPIPE_BENCH_DRAW"
 BATCHES, WIDTH, MOST_BYTES = 4, 8, 2**60
 DATA_SECONDS, SLOW_SECONDS = 0.03, 1.0
 LAUNCHER = "launcher"
+WITHOUT_STEP = ("start", "filling", "reading", "exporting", "resuming")
+"""The phases that a run has once, or before its first step."""
 SPENT = "spent"
 """A file with this name beside the draw ends all faults."""
 _NUMBER = re.compile(r"\d+")
@@ -69,7 +71,7 @@ class Here:
             or fault["kind"] in ("nan", "wrong message")
         ):
             return
-        if phase in ("start", "filling", "resuming") or (step or self.step) == fault["step"]:
+        if phase in WITHOUT_STEP or (step or self.step) == fault["step"]:
             self.note(fault)
             if fault["delay_seconds"]:
                 threading.Timer(fault["delay_seconds"], self._strike, [fault]).start()
@@ -138,7 +140,7 @@ def _around(owner: Any, name: str, phase: str) -> None:
     def reaching(*args: Any, **kwargs: Any) -> Any:
         rank = here()
         assert rank is not None
-        step = int(_NUMBER.findall(args[0].name)[0]) if phase == "saving" else None  # its folder names the step
+        step = _step_of(args[0]) if phase == "saving" else None
         rank.reach(phase, step=step)
         found = call(*args, **kwargs)
         rank.reach(phase, late=True, step=step)
@@ -147,14 +149,40 @@ def _around(owner: Any, name: str, phase: str) -> None:
     setattr(owner, name, reaching)
 
 
+def _step_of(folder: Path) -> int:
+    """Return the step that the folder of a checkpoint names."""
+    return int(_NUMBER.findall(folder.name)[0])
+
+
+def _around_tensors() -> None:
+    """Reach a phase before and after each tensor that is written: of a checkpoint, or of the final weights."""
+    from graphpipe.run.tensor_files.tensor_file import TensorFile
+
+    add = TensorFile.add
+
+    def reaching(self: TensorFile, name: str, tensor: Tensor) -> None:
+        folder, rank = Path(self._file.name).parent, here()  # pyright: ignore[reportPrivateUsage]
+        assert rank is not None
+        of_checkpoint = folder.name.startswith("step-")
+        phase, step = ("tensor", _step_of(folder)) if of_checkpoint else ("exporting", None)
+        rank.reach(phase, step=step)
+        add(self, name, tensor)
+        rank.reach(phase, late=True, step=step)
+
+    TensorFile.add = reaching
+
+
 def _watch_calls() -> None:
     """Put the phases that are not in the user's module around the calls of this rank."""
     from graphpipe.run import pipeline_parts
     from graphpipe.run.checkpoint import checkpoints
     from graphpipe.run.comm.p2p_groups import P2PGroups
+    from graphpipe.run.sources.safetensors_reader import SafetensorsReader
     from graphpipe.run.weights import sync_allreduce
 
     _around(pipeline_parts, "host_tensors", "filling")
+    _around(SafetensorsReader, "read", "reading")
+    _around_tensors()
     _around(P2PGroups, "send", "send")
     _around(P2PGroups, "receive", "receive")
     _around(sync_allreduce, "sum_between_ranks", "reduce")

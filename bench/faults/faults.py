@@ -1,11 +1,13 @@
 """A campaign of faults: runs of `graphpipe train` on local ranks, each with a fault drawn at random.
 
-    python -m bench faults [--count N] [--seed S] [--together 2] [--redo] [--again FIRST LAST [--recovering]]
+    python -m bench faults [--count N] [--seed S] [--together 2] [--weights]
+                           [--redo] [--again FIRST LAST [--recovering]]
 
 Each draw is appended to `bench/results/faults.jsonl` when it is judged. A second call goes on where the first ended,
 until there are N draws. `--redo` carries out those draws again that had a problem, whose folders are kept, and
 `--again` those of a range, with `--recovering` only elastic runs that are to recover. What is carried out again
-replaces the row before.
+replaces the row before. With `--weights` all faults strike while weights or checkpoints are read or written.
+These are a campaign of their own, in `faults-of-weights.jsonl`.
 `fault_draws.py` says what is drawn, `fault_expectations.py` what must happen, `fault_checks.py` judges it.
 """
 
@@ -15,14 +17,16 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import count as count_up
+from itertools import islice
 from pathlib import Path
 from statistics import quantiles
 from typing import Annotated, Any
 
 from bench.faults.fault_checks import judge
-from bench.faults.fault_draws import KINDS, Draw, draw
+from bench.faults.fault_draws import KINDS, OF_WEIGHTS, WORK, Draw, draw
 from bench.faults.fault_expectations import EXPECTED
 from bench.faults.fault_runs import SILENCE_SECONDS, Workshop, carry_out
 from bench.record import ROOT, append_row, read_rows, save
@@ -65,6 +69,7 @@ def main(
     count: Annotated[int, range(1, 10**6)] = COUNT,
     seed: int = 0,
     together: Annotated[int, range(1, 65)] = 1,
+    weights: bool = False,
     redo: bool = False,
     again: tuple[int, int] = (0, -1),
     recovering: bool = False,
@@ -75,20 +80,27 @@ def main(
         count: draws that there are at the end.
         seed: of the draws.
         together: draws that are carried out at the same time.
+        weights: only faults that strike while weights or checkpoints are read or written.
         redo: carry out again what had a problem.
         again: carry out again the draws of a range, given as its first and its last number.
         recovering: of that range, only runs that are to recover.
     """
     # A draw that was carried out again replaces the one before.
-    rows = {row["number"]: row for row in read_rows("faults") if row["seed"] == seed}
+    name = "faults-of-weights" if weights else "faults"
+    rows = {row["number"]: row for row in read_rows(name) if row["seed"] == seed}
     repeated = {number for number, row in rows.items() if redo and row["problems"]}
     repeated |= {number for number in range(again[0], again[1] + 1) if not recovering or _recovers(draw(seed, number))}
-    missing = [draw(seed, number) for number in range(count) if number not in rows or number in repeated]
+    wanted = islice(_draws(seed, OF_WEIGHTS if weights else WORK), count)
+    missing = [each for each in wanted if each.number not in rows or each.number in repeated]
     for row in _carry_out_all(missing, together):
         rows[row["number"]] = row | {"seed": seed}
-        append_row("faults", rows[row["number"]])
+        append_row(name, rows[row["number"]])
         print(_line(rows[row["number"]]), flush=True)
-    summarise([rows[number] for number in sorted(rows)], seed)
+    summarise(name, [rows[number] for number in sorted(rows)], seed)
+
+
+def _draws(seed: int, phases: Collection[str]) -> Iterator[Draw]:
+    return (drawn for number in count_up() if (drawn := draw(seed, number)).phase in phases)
 
 
 def _recovers(drawn: Draw) -> bool:
@@ -136,7 +148,7 @@ def _line(row: dict[str, Any]) -> str:
     return " ".join(map(str, words)) + " " + ("; ".join(row["problems"]) or "as expected")
 
 
-def summarise(rows: Sequence[dict[str, Any]], seed: int) -> None:
+def summarise(name: str, rows: Sequence[dict[str, Any]], seed: int) -> None:
     """Write the JSON and the table, and print the totals."""
     struck = [row for row in rows if row.get("struck", True)]
     totals = Counter(problem.partition(":")[0].partition(",")[0] for row in rows for problem in set(row["problems"]))
@@ -158,10 +170,16 @@ def summarise(rows: Sequence[dict[str, Any]], seed: int) -> None:
         + "\n".join(f"- {name}: {_figures(found)}" for name, found in times.items())
     )
     header = ["kind", "struck", "problems", "must happen", "with --elastic"]
-    markdown("faults", "Campaign of faults", caption, header, by_kind)
+    markdown(
+        name,
+        "Faults while weights are read or written" if "weights" in name else "Campaign of faults",
+        caption,
+        header,
+        by_kind,
+    )
     print(caption, dict(totals))
     slim = [{key: value for key, value in row.items() if key != "said"} for row in rows if row["problems"]]
-    saved = save("faults", slim, seed=seed, draws=len(rows), struck=len(struck), problems=totals, percentiles=times)
+    saved = save(name, slim, seed=seed, draws=len(rows), struck=len(struck), problems=totals, percentiles=times)
     print(f"saved {saved}")
 
 

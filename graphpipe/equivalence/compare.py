@@ -9,6 +9,7 @@ from torch import Tensor
 from graphpipe.equivalence.deviation import Deviation, Kind
 from graphpipe.equivalence.steps.step_record import StepRecord
 from graphpipe.graph import Graph, ParameterSlice, parameter_of
+from graphpipe.model.split.submodules import sliced
 
 _DOUBLE, _SINGLE = 1e-6, 1e-5
 """Differences relative to the largest element of a tensor that count as rounding. In double precision, these are the
@@ -130,7 +131,7 @@ def _whole(found: Mapping[str, Tensor | None], plain: Mapping[str, Tensor | None
             continue
         held = whole.get(piece.parameter)
         made = torch.full_like(like, torch.nan) if held is None else held
-        made.narrow(piece.dimension, piece.start, piece.stop - piece.start).copy_(gradient)
+        sliced(made, piece).copy_(gradient)
         whole[piece.parameter] = made
     return whole
 

@@ -3,7 +3,7 @@
 from graphpipe.trace.chrome import save_chrome, to_chrome
 from graphpipe.trace.compare import Comparison, Difference
 from graphpipe.trace.span import COMPUTING, SPAN_WORDS, MemorySample, Span, SpanKind
-from graphpipe.trace.trace import Trace
+from graphpipe.trace.trace import Trace, median_trace
 
 __all__ = [
     "COMPUTING",
@@ -14,6 +14,7 @@ __all__ = [
     "Span",
     "SpanKind",
     "Trace",
+    "median_trace",
     "save_chrome",
     "to_chrome",
 ]

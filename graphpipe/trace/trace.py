@@ -1,6 +1,7 @@
 """The trace: the timed work of every device, predicted or measured."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -115,3 +116,9 @@ class Trace:
             span.check(devices, len(self.spans), where)  # every stage has at least one span
         for at, sample in enumerate(self.memory):
             sample.check(devices, f"{path}, field memory.{at}")
+
+
+def median_trace(traces: Sequence[Trace]) -> Trace:
+    """Return the trace with the median time of a step: of an even number, the slower one of both in the middle."""
+    by_time = sorted(traces, key=lambda trace: trace.step_seconds)
+    return by_time[len(by_time) // 2]

@@ -28,7 +28,7 @@ from graphpipe.run.pipeline import Pipeline
 from graphpipe.run.step.balance import Balance
 from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.weights.weight_update import SchedulerFactory
-from graphpipe.trace import Trace
+from graphpipe.trace import Trace, median_trace
 from graphpipe.training.config.optimizers import apply_settings
 from graphpipe.training.config.parameter_groups import ParameterGroups
 from graphpipe.training.config.settings import TrainConfig
@@ -294,6 +294,5 @@ def reporting_status(pipeline: Pipeline) -> Generator[None]:
 
 def _save(folder: RunFolder, traces: Sequence[Trace], result: TrainResult) -> None:
     if traces:
-        by_time = sorted(traces, key=lambda trace: trace.step_seconds)
-        by_time[len(by_time) // 2].save(folder.measured_trace)
+        median_trace(traces).save(folder.measured_trace)
     write_text(folder.metrics, json.dumps(to_body(result), indent=1) + "\n")

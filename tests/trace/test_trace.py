@@ -1,6 +1,7 @@
 """Traces that people changed by hand: the first wrong field is named, and what a simulation wrote is accepted."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.simulator.simulate import simulate
-from graphpipe.trace import Trace
+from graphpipe.trace import Trace, median_trace
 
 PLAN = make_plan([Part(micro_batch=2), Part(micro_batch=2)], [(0, 1, 4.0)], batch_size=4)
 
@@ -57,3 +58,10 @@ def test_a_wrong_field_is_named(path: tuple[str | int, ...], value: object, prob
         Trace.load(file)
     assert str(file) in str(found.value)
     assert problem in str(found.value)
+
+
+def test_the_median_of_traces_is_the_slower_one_of_both_in_the_middle():
+    by_seconds = [replace(simulate(PLAN), step_seconds=seconds) for seconds in (3.0, 1.0, 4.0, 2.0)]
+    assert median_trace(by_seconds).step_seconds == 3.0
+    assert median_trace(by_seconds[:3]).step_seconds == 3.0
+    assert median_trace(by_seconds[:1]) is by_seconds[0]

@@ -23,6 +23,7 @@ from graphpipe.model.shards.layouts import most_ranks
 from graphpipe.model.shards.shared_submodule import SharedSubmodule
 from graphpipe.model.shards.team import ShardTeam
 from graphpipe.model.shards.trial import Call, disagrees
+from graphpipe.model.split.submodules import sliced
 
 _RANKS = 2
 _TRIED = 2e10
@@ -133,7 +134,7 @@ class ShardMeasuring:
         def slice_of(piece: ParameterSlice) -> nn.Parameter:
             pieces[piece.parameter] = piece.dimension
             whole = traced.fake.get_parameter(piece.parameter)
-            view = whole.detach().narrow(piece.dimension, piece.start, piece.stop - piece.start)
+            view = sliced(whole.detach(), piece)
             return nn.Parameter(view, requires_grad=parameters[piece.parameter].requires_grad)
 
         made = SharedSubmodule(self.shared[name], team, slice_of)

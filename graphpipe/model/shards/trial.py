@@ -15,6 +15,7 @@ from graphpipe.model.capture.reading import SAMPLES
 from graphpipe.model.shards.rebuilt import rebuilt
 from graphpipe.model.shards.shared_submodule import SharedSubmodule
 from graphpipe.model.shards.team import ShardTeam
+from graphpipe.model.split.submodules import sliced
 from graphpipe.model.torch_private import flatten, unflatten
 
 _RANKS = 2
@@ -163,5 +164,5 @@ def _replaced(module: nn.Module, made: Mapping[int, Tensor]) -> nn.Module:
 
 def _slice(whole: nn.Module, path: str, piece: ParameterSlice) -> nn.Parameter:
     parameter = whole.get_parameter(piece.parameter.removeprefix(f"{path}.") if path else piece.parameter)
-    view = parameter.detach().narrow(piece.dimension, piece.start, piece.stop - piece.start)
+    view = sliced(parameter.detach(), piece)
     return nn.Parameter(view.clone(), parameter.requires_grad)

@@ -175,7 +175,12 @@ class Submodules:
 
     def _slice(self, piece: ParameterSlice) -> nn.Parameter:
         whole = self.model.get_parameter(piece.parameter)
-        view = whole.detach().narrow(piece.dimension, piece.start, piece.stop - piece.start)
+        view = sliced(whole.detach(), piece)
         made = nn.Parameter(view, requires_grad=whole.requires_grad)
         self.slice_names[id(made)] = piece.name
         return made
+
+
+def sliced(whole: Tensor, piece: ParameterSlice) -> Tensor:
+    """Return a view of a slice of a tensor that has the shape of the whole parameter."""
+    return whole.narrow(piece.dimension, piece.start, piece.stop - piece.start)

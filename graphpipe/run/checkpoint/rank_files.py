@@ -6,6 +6,7 @@ every rank   last, written-RR.json: the manifest of its own files; rank 0 merges
 """
 
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 
 from torch import Tensor
@@ -24,9 +25,9 @@ def write_rank_files(part: Path, rank: int, snapshot: Snapshot) -> None:
         InvalidInput: a tensor has a dtype that cannot be saved.
         OSError: a file cannot be written.
     """
-    tensors = _write_tensors(part / f"model-{rank:02}.safetensors", snapshot.tensors)
-    slots = _write_tensors(part / f"optimizer-{rank:02}.safetensors", snapshot.slots)
-    names = {entry.file for entry in (*tensors.values(), *slots.values())}
+    tensors, model_file = _write_tensors(part / f"model-{rank:02}.safetensors", snapshot.tensors)
+    slots, slot_file = _write_tensors(part / f"optimizer-{rank:02}.safetensors", snapshot.slots)
+    files, names = model_file | slot_file, set[str]()
     for number, optimizer in enumerate(snapshot.optimizers):
         names.add(name := f"optimizer-{rank:02}{f'-{number}' if number else ''}.json")
         write_document(part / name, "optimizer", optimizer)
@@ -34,10 +35,11 @@ def write_rank_files(part: Path, rank: int, snapshot: Snapshot) -> None:
         names |= {TRAINING, PLAN}
         write_document(part / TRAINING, "training", snapshot.common.training)
         snapshot.common.plan.save(part / PLAN)
-    for name in names:
+    files |= {name: FileEntry.of(part / name) for name in names}
+    for name in files:
         sync_to_disk(part / name)
     manifest = Manifest(
-        files={name: FileEntry.of(part / name) for name in sorted(names)},
+        files=dict(sorted(files.items())),
         tensors=tensors,
         slots=slots,
         aliases=snapshot.common.aliases if snapshot.common else {},
@@ -59,8 +61,13 @@ def merge_rank_lists(part: Path, ranks: int) -> Manifest:
     return manifest
 
 
-def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, TensorEntry]:
-    return write_tensors(path, tensors) if tensors else {}
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[dict[str, TensorEntry], dict[str, FileEntry]]:
+    # The file is hashed while it is written, because a large one is no longer in the memory of the host afterwards.
+    if not tensors:
+        return {}, {}
+    digest = sha256()
+    entries = write_tensors(path, tensors, digest.update)
+    return entries, {path.name: FileEntry(bytes=path.stat().st_size, sha256=digest.hexdigest())}
 
 
 def _list_path(part: Path, rank: int) -> Path:

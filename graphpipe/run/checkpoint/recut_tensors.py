@@ -8,10 +8,11 @@ from torch import Tensor
 
 from graphpipe.errors import CheckpointCorrupt, InvalidInput
 from graphpipe.graph import ParameterSlice, parameter_of
+from graphpipe.model.split.submodules import sliced
 from graphpipe.run.checkpoint.manifest import MANIFEST, Manifest, TensorEntry
 from graphpipe.run.checkpoint.optimizer_state import OptimizerState, slot_name
 from graphpipe.run.checkpoint.safetensors_files import read_tensors
-from graphpipe.run.weights.parameter_slices import cut, join
+from graphpipe.run.weights.parameter_slices import join
 
 Form = tuple[str, tuple[int, ...]]
 """The dtype and the shape of a tensor."""
@@ -132,4 +133,4 @@ def _recut(checkpoint: Path, name: str, pieces: Mapping[str, Tensor]) -> Tensor:
     if whole is None:
         what = f"does not hold all of '{parameter_of(name)}': it has {', '.join(pieces)}"
         raise CheckpointCorrupt(what, where=str(checkpoint / MANIFEST))
-    return cut(whole, piece).clone() if piece is not None else whole
+    return sliced(whole, piece).clone() if piece is not None else whole

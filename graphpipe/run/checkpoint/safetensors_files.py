@@ -10,7 +10,7 @@ from torch import Tensor
 
 from graphpipe.errors import CheckpointCorrupt
 from graphpipe.run.checkpoint.manifest import TensorEntry
-from graphpipe.run.tensor_files.tensor_file import forms_of, write_file
+from graphpipe.run.tensor_files.tensor_file import Seen, forms_of, unseen, write_file
 
 
 def dtype_name(tensor: Tensor) -> str:
@@ -26,14 +26,19 @@ def cpu_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, TensorEntry]:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], seen: Seen = unseen) -> dict[str, TensorEntry]:
     """Write tensors to a file, one at a time, and return their entries for the manifest.
+
+    Args:
+        path: of the file.
+        tensors: by name.
+        seen: called with all bytes.
 
     Raises:
         InvalidInput: the format cannot hold a tensor's dtype.
         OSError: the file cannot be written.
     """
-    write_file(path, forms_of(tensors), tensors.values())
+    write_file(path, forms_of(tensors), tensors.values(), seen)
     return {
         name: TensorEntry(file=path.name, dtype=dtype_name(tensor), shape=tuple(tensor.shape))
         for name, tensor in tensors.items()

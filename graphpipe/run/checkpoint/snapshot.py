@@ -69,19 +69,19 @@ def take_snapshot(state: PipelineState, training: TrainingState, *, copies: bool
     """
     model = ModelTensors.of(state)
     saved = model.saved_by(state)
-    optimizers, slots = _optimizers(state, saved, model.counted_by(state))
+    optimizers, slots = _optimizers(state, saved, model.counted_by(state), copies=copies)
     common = CommonState(training=training, plan=state.plan, aliases=model.aliases) if state.rank == 0 else None
     return Snapshot(
         tensors=cpu_copies(saved) if copies else saved,
         optimizers=optimizers,
-        slots=cpu_copies(slots) if copies else slots,
+        slots=slots,
         common=common,
         trained=frozenset(state.parameter_names.values()),
     )
 
 
 def _optimizers(
-    state: PipelineState, saved: Mapping[str, Tensor], counted: Collection[str]
+    state: PipelineState, saved: Mapping[str, Tensor], counted: Collection[str], *, copies: bool
 ) -> tuple[tuple[OptimizerState, ...], dict[str, Tensor]]:
     # Replicas have the same optimizer state, so a rank keeps only the state of the parameters that it saves itself.
     # With ZeRO-1 each parameter is updated on one replica only, and that one saves its state.
@@ -97,9 +97,12 @@ def _optimizers(
             for name, state_of_parameter in optimizer.parameters.items()
             if name in (counted if is_sharded else saved)
         }
-        # To assemble shards is a collective call: all ranks go through the names in the same order.
-        whole = {name: sharded_tensors.whole(slots[name]) for name in sorted(slots)}
-        tensors |= {name: tensor for name, tensor in whole.items() if name.rpartition(":")[0] in kept}
+        # To assemble shards is a collective call: all ranks go through the names in the same order. Only the rank that
+        # saves a tensor keeps it whole, in the memory of the host.
+        for name in sorted(slots):
+            whole = sharded_tensors.whole(slots[name])
+            if name.rpartition(":")[0] in kept:
+                tensors |= cpu_copies({name: whole}) if copies or whole is not slots[name] else {name: whole}
         if kept:
             states.append(replace(optimizer, parameters=kept))
     return tuple(states), tensors

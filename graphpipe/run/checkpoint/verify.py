@@ -12,8 +12,17 @@ from graphpipe.run.checkpoint.training_state import TrainingState
 _NAMED = re.compile(r"step-(\d+)")
 
 
-def verify_files(checkpoint: Path) -> Manifest:
+def verify_weights(checkpoint: Path) -> Manifest:
+    """Do as `verify_files`, but of the optimizer's tensors, which may be most of the bytes, only check the sizes."""
+    return verify_files(checkpoint, slots=False)
+
+
+def verify_files(checkpoint: Path, *, slots: bool = True) -> Manifest:
     """Read every file of a checkpoint, and return its manifest if each file is what was written.
+
+    Args:
+        checkpoint: its folder.
+        slots: read the files that hold nothing but tensors of the optimizer too.
 
     Raises:
         CheckpointCorrupt: names the file that is missing, shorter, longer, changed or a link, or the folder if that is
@@ -26,8 +35,12 @@ def verify_files(checkpoint: Path) -> Manifest:
         if name not in manifest.tensors:
             what = f"does not list tensor '{name}', which is also called '{alias}'"
             raise CheckpointCorrupt(what, where=str(checkpoint / MANIFEST))
+    of_slots = {entry.file for entry in manifest.slots.values()} - {entry.file for entry in manifest.tensors.values()}
+    read = manifest.files.keys() - (set[str]() if slots else of_slots)
+    for name, entry in manifest.files.items():
+        verify_size(checkpoint / name, entry)
     with ThreadPoolExecutor() as pool:
-        list(pool.map(_verify_file, (checkpoint / name for name in manifest.files), manifest.files.values()))
+        list(pool.map(_verify_file, (checkpoint / name for name in read), (manifest.files[name] for name in read)))
     return manifest
 
 
@@ -52,9 +65,17 @@ def verify_resumable(checkpoint: Path) -> Manifest:
     return manifest
 
 
-def _verify_file(path: Path, wanted: FileEntry) -> None:
+def verify_size(path: Path, wanted: FileEntry) -> None:
+    """Check that a file has as many bytes as were written.
+
+    Raises:
+        CheckpointCorrupt: it has not, or it is missing or a link.
+    """
     if (size := regular_file_size(path)) != wanted.bytes:
         raise CheckpointCorrupt(f"holds {size} bytes, the manifest says {wanted.bytes}", where=str(path))
+
+
+def _verify_file(path: Path, wanted: FileEntry) -> None:
     try:
         entry = FileEntry.of(path)
     except OSError as error:

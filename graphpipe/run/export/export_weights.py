@@ -6,6 +6,7 @@ from pathlib import Path
 from torch import Tensor
 
 from graphpipe.run.checkpoint.folder import find_checkpoint
+from graphpipe.run.checkpoint.verify import verify_files, verify_weights
 from graphpipe.run.comm.collective_calls import unusable_file
 from graphpipe.run.export.save_model import TRANSFORMERS_CONFIG
 from graphpipe.run.export.write_model import write_model_file, write_model_folder
@@ -62,5 +63,7 @@ def _copy_config(run: Path, folder: Path) -> None:
 
 
 def _reader(source: str | Path, *, averaged: bool = False) -> CheckpointReader:
-    # All bytes are compared with their hashes, once: the weights leave the care of the checkpoint here.
-    return CheckpointReader(find_checkpoint(Path(source)).path, averaged=averaged)
+    # All bytes of weights are compared with their hashes, once: they leave the care of the checkpoint here. Averages
+    # are among the optimizer's tensors.
+    verify = verify_files if averaged else verify_weights
+    return CheckpointReader(find_checkpoint(Path(source), verify).path, averaged=averaged)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from graphpipe.errors import InvalidInput
+from graphpipe.model.split.submodules import sliced
 from graphpipe.model.torch_private import memory_key
 from graphpipe.model.without_data.constructing import Constructing, Origin
 from graphpipe.model.without_data.construction import Construction
@@ -18,7 +19,6 @@ from graphpipe.model.without_data.meta_model import build_model
 from graphpipe.run.initial_weights.named_draws import PlaceSeeds
 from graphpipe.run.initial_weights.own_tensors import named_tensors
 from graphpipe.run.initial_weights.weight_source import OwnTensor
-from graphpipe.run.weights.parameter_slices import cut
 
 _REMEDY = "Let it build the same model each time, or set initial_weights=gp.Weights.init(function)."
 
@@ -93,7 +93,7 @@ def _take(own: OwnTensor, made: Tensor) -> None:
     if made.is_meta or (made.shape, made.dtype) != (own.whole.shape, own.whole.dtype):
         what = f"the function that builds the model makes another '{own.name}' each time"
         raise InvalidInput(what, where="initial_weights", remedy=_REMEDY)
-    values = made.detach() if own.piece is None else cut(made.detach(), own.piece)
+    values = made.detach() if own.piece is None else sliced(made.detach(), own.piece)
     if memory_key(made) != memory_key(own.tensor):
         own.tensor.copy_(values)
     elif (values.data_ptr(), values.stride()) != (own.tensor.data_ptr(), own.tensor.stride()):

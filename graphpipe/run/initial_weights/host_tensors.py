@@ -6,6 +6,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
+from graphpipe.host_memory import return_freed_memory
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.run.comm.collective_calls import collective_call
 from graphpipe.run.comm.rank_placement import RankPlacement
@@ -121,6 +122,7 @@ def _free_others(
     for tensor in all_tensors(model, programs):
         if id(tensor) not in kept and not tensor.is_meta:
             take_memory(tensor, modules_of(model, programs))
+    return_freed_memory()
 
 
 def _check_constants(model: nn.Module, programs: Sequence[StageProgram], hosted: set[int]) -> None:

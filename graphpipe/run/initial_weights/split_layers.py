@@ -6,10 +6,10 @@ from typing import final
 import torch
 from torch import nn
 
+from graphpipe.model.split.submodules import sliced
 from graphpipe.run.device.tensor_memory import give_memory, take_memory
 from graphpipe.run.initial_weights.init_code import own_reset, paths_inner_first
 from graphpipe.run.initial_weights.weight_source import OwnTensor
-from graphpipe.run.weights.parameter_slices import cut
 
 
 @final
@@ -41,7 +41,7 @@ class BorrowedLayers:
         with torch.no_grad():
             for each in done:
                 assert each.piece is not None
-                each.tensor.copy_(cut(each.whole, each.piece))
+                each.tensor.copy_(sliced(each.whole, each.piece))
         for each in done:
             if not each.whole.is_meta:
                 take_memory(each.whole, [self._model])

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from graphpipe.graph import ParameterSlice
+from graphpipe.model.split.submodules import sliced
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.run.comm.broadcast import broadcast_tensors, state_tensors
 from graphpipe.run.comm.rank_placement import RankPlacement
@@ -13,7 +14,6 @@ from graphpipe.run.comm.world import World
 from graphpipe.run.device.tensor_memory import give_memory
 from graphpipe.run.initial_weights.own_tensors import all_tensors, modules_of, own_tensors, stage_tensors
 from graphpipe.run.tensor.tensor_slices import is_divided, piece_of
-from graphpipe.run.weights.parameter_slices import cut
 
 
 def share_whole_model(
@@ -52,7 +52,7 @@ def _share_divided(model: nn.Module, program: StageProgram, placement: RankPlace
         assert piece is not None
         whole = model.get_parameter(piece.parameter).detach()
         for position, rank in enumerate(ranks):
-            view = cut(whole, piece_of(piece, whole.shape[piece.dimension], len(ranks), own, position))
+            view = sliced(whole, piece_of(piece, whole.shape[piece.dimension], len(ranks), own, position))
             sent = tensor.detach() if hosted and position == own else torch.empty_like(view, device=world.device)
             broadcast_tensors(world, [sent], rank)
             with torch.no_grad():

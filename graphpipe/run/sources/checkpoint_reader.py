@@ -9,12 +9,13 @@ from typing import final
 import torch
 from torch import Tensor
 
-from graphpipe.errors import CheckpointCorrupt, InvalidInput
+from graphpipe.errors import InvalidInput
 from graphpipe.graph import ParameterSlice, parameter_of
 from graphpipe.run.checkpoint.folder import find_checkpoint
-from graphpipe.run.checkpoint.manifest import MANIFEST, Manifest, regular_file_size
+from graphpipe.run.checkpoint.manifest import MANIFEST, Manifest
 from graphpipe.run.checkpoint.optimizer_state import slot_name
 from graphpipe.run.checkpoint.recut_tensors import read_parameters, read_slots, whole_forms
+from graphpipe.run.checkpoint.verify import verify_size
 from graphpipe.run.weights.weight_update import SLOT
 
 
@@ -82,7 +83,5 @@ def _averaged(checkpoint: Path, manifest: Manifest) -> frozenset[str]:
 def _verify_sizes(checkpoint: Path) -> Manifest:
     manifest = Manifest.load(checkpoint / MANIFEST)
     for name, entry in manifest.files.items():
-        if (size := regular_file_size(checkpoint / name)) != entry.bytes:
-            what = f"holds {size} bytes, the manifest says {entry.bytes}"
-            raise CheckpointCorrupt(what, where=str(checkpoint / name))
+        verify_size(checkpoint / name, entry)
     return manifest

@@ -6,7 +6,7 @@ length (8 bytes), a JSON object with dtype, shape and place of every tensor, and
 
 import json
 import math
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, final
@@ -28,14 +28,20 @@ _NAMES = {dtype: name for name, dtype in FORMAT_DTYPES.items()}
 _ALIGNMENT = 8
 Form = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of a tensor."""
+Seen = Callable[[bytes | memoryview], object]
+"""Is called with all bytes of a file, in the order in which they are written, such as the `update` of a hash."""
+
+
+def unseen(part: bytes | memoryview) -> None:
+    """Do nothing with bytes that are written."""
 
 
 @final
 class TensorFile:
     """An open file, to which the tensors are added in the order in which they were announced."""
 
-    def __init__(self, file: IO[bytes], forms: Mapping[str, Form]) -> None:
-        self._file, self._waiting = file, iter(forms.items())
+    def __init__(self, file: IO[bytes], forms: Mapping[str, Form], seen: Seen) -> None:
+        self._file, self._waiting, self._seen = file, iter(forms.items()), seen
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Write the next tensor, which may be on any device and need not be contiguous.
@@ -47,7 +53,9 @@ class TensorFile:
         assert (name, tuple(tensor.shape), tensor.dtype) == (announced, shape, dtype), f"{name} after {announced}"
         own = tensor.detach().to("cpu", memory_format=torch.contiguous_format).reshape(-1)
         if own.numel():
-            self._file.write(own.view(torch.uint8).numpy().data)
+            values = own.view(torch.uint8).numpy().data
+            self._file.write(values)
+            self._seen(values)
 
     def finish(self) -> None:
         """Check that every announced tensor was written."""
@@ -55,8 +63,13 @@ class TensorFile:
 
 
 @contextmanager
-def tensor_file(path: Path, forms: Mapping[str, Form]) -> Generator[TensorFile]:
+def tensor_file(path: Path, forms: Mapping[str, Form], seen: Seen = unseen) -> Generator[TensorFile]:
     """Open a file for tensors of these names, shapes and dtypes, which the block adds in this order.
+
+    Args:
+        path: of the file.
+        forms: of the tensors.
+        seen: called with all bytes.
 
     Raises:
         InvalidInput: the format cannot hold a dtype.
@@ -64,11 +77,12 @@ def tensor_file(path: Path, forms: Mapping[str, Form]) -> Generator[TensorFile]:
     """
     head = json.dumps(_head(path, forms), separators=(",", ":")).encode()
     head += b" " * (-len(head) % _ALIGNMENT)
+    head = len(head).to_bytes(8, "little") + head
     try:
         with with_usual_permissions(path), path.open("wb") as file:
-            file.write(len(head).to_bytes(8, "little"))
             file.write(head)
-            opened = TensorFile(file, forms)
+            seen(head)
+            opened = TensorFile(file, forms, seen)
             yield opened
             opened.finish()
     except OSError as error:  # of a write, which does not name the file
@@ -77,14 +91,20 @@ def tensor_file(path: Path, forms: Mapping[str, Form]) -> Generator[TensorFile]:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
-def write_file(path: Path, forms: Mapping[str, Form], tensors: Iterable[Tensor]) -> None:
+def write_file(path: Path, forms: Mapping[str, Form], tensors: Iterable[Tensor], seen: Seen = unseen) -> None:
     """Write the tensors of these names, which are taken one at a time.
+
+    Args:
+        path: of the file.
+        forms: of the tensors.
+        tensors: in the same order.
+        seen: called with all bytes.
 
     Raises:
         InvalidInput: the format cannot hold a dtype.
         OSError: the file cannot be written.
     """
-    with tensor_file(path, forms) as file:
+    with tensor_file(path, forms, seen) as file:
         for name, tensor in zip(forms, tensors, strict=True):
             file.add(name, tensor)
 

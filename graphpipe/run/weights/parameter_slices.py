@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.graph import ParameterSlice
+from graphpipe.model.split.submodules import sliced
 from graphpipe.model.stage_program import StageProgram
 
 
@@ -26,14 +27,9 @@ def publish_slices(model: nn.Module, programs: Iterable[StageProgram]) -> None:
             for piece, parameter in _slices(program):
                 if model.get_parameter(piece.parameter).is_meta:
                     continue  # a rank holds only its own slices
-                view = cut(model.get_parameter(piece.parameter).detach(), piece)
+                view = sliced(model.get_parameter(piece.parameter).detach(), piece)
                 if view.data_ptr() != parameter.data_ptr():
                     view.copy_(parameter)
-
-
-def cut(whole: Tensor, piece: ParameterSlice) -> Tensor:
-    """Return a view of a slice of a tensor that has the shape of the whole parameter."""
-    return whole.narrow(piece.dimension, piece.start, piece.stop - piece.start)
 
 
 def join(pieces: Mapping[str, Tensor]) -> Tensor | None:

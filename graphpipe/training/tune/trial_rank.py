@@ -13,7 +13,7 @@ from graphpipe.files.text_file import write_text
 from graphpipe.model.capture_file.capture_file import load_capture
 from graphpipe.plans import Plan
 from graphpipe.run.pipeline import Pipeline
-from graphpipe.trace import Trace
+from graphpipe.trace import Trace, median_trace
 from graphpipe.training.task.task import Batch
 from graphpipe.training.tune.tuned_model import TunedModelName, load_tuned_model
 
@@ -88,8 +88,7 @@ def _train(pipeline: Pipeline, batch: Batch, steps: int) -> list[Trace]:
 
 
 def _write(files: PlanFiles, traces: list[Trace], steps: int) -> None:
-    by_time = sorted(traces, key=lambda trace: trace.step_seconds)
-    by_time[len(by_time) // 2].save(files.trace)
+    median_trace(traces).save(files.trace)
     # Last, because a plan whose steps are written has run.
     seconds = [trace.step_seconds * len(traces) / steps for trace in traces]
     write_text(Path(files.steps), json.dumps(seconds) + "\n")

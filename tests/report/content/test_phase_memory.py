@@ -26,5 +26,6 @@ def test_replicas_that_hold_shards() -> None:
     for state in ("all", "layers"):
         found = phases(state)
         assert found.starting == 2 * 64 + 64
-        assert found.saving == 64 + (64 + 64) / 2 + 64 + 64
-        assert found.copying == found.saving + 64 + 64
+        # Gathered weights, shards of weights, gradients and optimizer state, one tensor, and gathered optimizer state.
+        assert found.saving == 64 + (64 + 64 + 2 * 64) / 2 + 64 + 2 * 64
+        assert found.copying == found.saving + 64

@@ -1,5 +1,6 @@
 """Plain PyTorch can load exported weights into the unpartitioned model."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,20 @@ def test_weights_are_saved_in_their_dtypes(tmp_path: Path) -> None:
     module.register_buffer("wide", torch.zeros(1, dtype=torch.complex128))
     with pytest.raises(InvalidInput, match=r"a safetensors file cannot hold torch\.complex128"):
         write_tensors(tmp_path / "model.safetensors", dict(module.named_buffers()))
+
+
+def test_only_what_is_exported_is_read(saved: tuple[Path, dict[str, Tensor]], tmp_path: Path) -> None:
+    """The optimizer's tensors are two thirds of a checkpoint of AdamW, and were hashed for an export too."""
+    copied = tmp_path / "step-00000002"
+    shutil.copytree(saved[0] / "checkpoints" / copied.name, copied)
+    change_last_byte(copied / "optimizer-00.safetensors")
+    assert export_weights(copied, tmp_path / "model.safetensors") == copied
+    change_last_byte(copied / "model-01.safetensors")
+    with pytest.raises(CheckpointCorrupt, match=r"model-01\.safetensors: is not what was written"):
+        export_weights(copied, tmp_path / "model.safetensors")
+
+
+def change_last_byte(path: Path) -> None:
+    """Flip the bits of the last byte of a file."""
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 255]))

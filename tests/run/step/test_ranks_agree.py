@@ -97,3 +97,14 @@ def test_digests_of_weights_see_exchanged_elements_and_summaries_see_more_than_r
     with torch.no_grad():
         other.bias[2] += 0.01
     assert differing(own, summary_of(dict(other.named_parameters()))) == "bias"
+
+
+def test_a_digest_is_summed_in_parts_that_give_the_same_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch made 8-byte integers of a whole weight first: 512 MiB for one of 256 MiB."""
+    layer = nn.Linear(35, 21)
+    whole = digest_of(layer)
+    monkeypatch.setattr("graphpipe.run.weight_digest._CHUNK", 14)
+    assert digest_of(layer) == whole
+    with torch.no_grad():
+        layer.weight[3, 4] += 1
+    assert digest_of(layer) != whole

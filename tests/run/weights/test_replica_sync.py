@@ -16,6 +16,7 @@ from run_replica_syncs import (
     differ,
     reduce_some,
     refused,
+    replaced_bytes,
     resume,
     save_and_resume,
     save_shared,
@@ -118,6 +119,12 @@ def test_shards_take_a_fraction_of_the_memory(tmp_path: Path) -> None:
     for part, whole in enumerate((weights, gradients, slots)):
         assert sum(rank["fsdp2"][part] for rank in ranks) == whole
         assert max(rank["fsdp2"][part] for rank in ranks) < 0.4 * whole
+
+
+def test_shards_take_the_place_of_whole_weights(tmp_path: Path) -> None:
+    """Every replica with shards kept the whole weights of its stage too, in the list of what is synchronised."""
+    for rank in values(run_ranks(replaced_bytes, 4, tmp_path, "four", seconds=100)):
+        assert set(rank) == {0}
 
 
 def test_a_model_that_fits_only_sharded_is_planned_and_trained(tmp_path: Path) -> None:

@@ -175,6 +175,19 @@ def state_bytes(cut: str) -> dict[str, list[int]]:
     return found
 
 
+def replaced_bytes(cut: str) -> list[int]:
+    """Return, for each way to shard, the bytes of parameters in whose place this rank trains shards."""
+    found: list[int] = []
+    for kind in ("fsdp2", *BY_LAYER):
+        pipeline, _ = pipeline_of(cut, kind)
+        with pipeline:
+            syncs = pipeline._worker.syncs.values()  # pyright: ignore[reportPrivateUsage]
+            trained = {id(each) for sync in syncs for module in sync.replicas.modules for each in module.parameters()}
+            held = [each for sync in syncs for parameters in sync.replicas.parameters for each in parameters]
+            found.append(sum(each.nbytes for each in held if id(each) not in trained))
+    return found
+
+
 def _held(tensors: list[Any]) -> int:
     distinct = {id(each): own(each) for each in tensors if each.ndim}
     return sum(each.nbytes for each in distinct.values())

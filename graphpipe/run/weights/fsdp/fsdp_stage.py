@@ -53,6 +53,8 @@ class FsdpStage:
             with torch.no_grad(), self._waiting():
                 cast(Any, self._rest)(torch.zeros(1, device=replicas.world.device))
             self._rest.reshard()
+        for each in sharded:  # others hold these objects, in whose place the module has shards now
+            each.data = each.data.new_empty(0)
         self._free()
 
     def begin(self, *, gather_layers: bool) -> None:
