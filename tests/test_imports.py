@@ -45,6 +45,7 @@ ROOMS = (
         "model/shards",
         "model/halves",
         "model/backends",
+        "model/compiled",
         "model/capture_cache",
         "model/own_loss",
         "model/zoo",

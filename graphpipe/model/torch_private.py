@@ -5,18 +5,15 @@ import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
-from types import CellType, FunctionType
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
-from torch._guards import TracingContext, detect_fake_mode
+from torch import Tensor, nn
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch._utils import _flatten_dense_tensors
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
-from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -350,80 +347,3 @@ def is_compiled(module: nn.Module) -> bool:
     wrapper = type(module).__name__ == "OptimizedModule" and type(module).__module__.startswith("torch._dynamo")
     compiled = hasattr(getattr(module, "forward", None), "_torchdynamo_orig_callable")
     return wrapper or compiled or COMPILED(module) is not None
-
-
-def is_compiled_backward(node: Node) -> bool:
-    """True for the backward of a region that `torch.compile` has compiled: a single operation of autograd's graph."""
-    return isinstance(node, BackwardCFunction) and type(node).__name__ == "CompiledFunctionBackward"
-
-
-def region_compiler(
-    backward: Callable[[fx.GraphModule, Callable[[fx.GraphModule], Any], Sequence[int]], Callable[[list[Any]], Any]],
-    note: Callable[[], None],
-) -> Callable[[nn.Module], Callable[..., Any]]:
-    """Return a function that takes a module, and returns what `module(...)` does, hooks included, compiled.
-
-    It is compiled when it runs, by inductor with a backward of one's own. Equal modules are compiled once.
-
-    Random numbers are those of the eager module. The backward may run again, so it takes nothing of what was saved.
-
-    Args:
-        backward: gets the graph of a backward, a function that compiles a graph, and the places of the tensors among
-            the arguments of the forward. Returns the compiled backward, which takes its arguments in a list.
-        note: called at each compilation of a part of a forward.
-    """
-    from torch._functorch import config
-    from torch._inductor.compile_fx import compile_fx, compile_fx_inner  # some seconds
-
-    def compile_region(graph: fx.GraphModule, given: Sequence[Any]) -> Any:
-        tensors: list[int] = []
-
-        def compile_part(part: fx.GraphModule, given: Sequence[Any], **options: Any) -> Any:
-            if not options.get("is_backward"):
-                # The halves of a backward read what was saved twice. Torch's own setting is that of one thread.
-                if (about := TracingContext.get().fw_metadata) is not None:
-                    about.bw_donated_idxs = []
-                tensors[:] = [place for place, each in enumerate(given) if isinstance(each, Tensor)]
-                return compile_fx_inner(part, given, **options)
-            kept = {name: options[name] for name in ("graph_id", "boxed_forward_device_index") if name in options}
-
-            # What the compiled forward saves may lie in memory in another order than what was traced.
-            FakeTensorProp(part, detect_fake_mode(given)).propagate_dont_convert_inputs(*given)
-
-            def compile_backward(graph: fx.GraphModule) -> Any:
-                results = graph.graph.output_node()
-                results.meta["user_visible_output_idxs"] = [
-                    *range(len(cast("Any", results.args[0])))
-                ]  # keep their order
-                examples = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
-                return compile_fx_inner(graph, examples, is_backward=True, **kept)
-
-            compiled = backward(part, compile_backward, tuple(tensors))
-
-            def run(arguments: list[Any]) -> Any:
-                return compiled(arguments)
-
-            run._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
-            return run
-
-        note()
-        with config.patch(donated_buffer=False, enable_autograd_cache=False):
-            return compile_fx(graph, given, inner_compile=compile_part, config_patches={"fallback_random": True})
-
-    # The compiler keeps a few results for each code object. So each kind of region has one of its own.
-    code = _called(nn.Identity()).__code__.replace()
-    return lambda module: torch.compile(
-        FunctionType(code, globals(), None, None, (CellType(module),)), backend=compile_region
-    )
-
-
-def _called(module: nn.Module) -> FunctionType:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return module._call_impl(*args, **kwargs)  # The compiler passes over functions of torch.nn itself.
-
-    return cast("FunctionType", call)
-
-
-def set_compiled_call(module: nn.Module, call: Callable[..., Any] | None) -> None:
-    """Let `module(...)` run a function of `region_compiler`; None lets it run eagerly."""
-    module._compiled_call_impl = call

@@ -4,20 +4,18 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.launcher.api import LaunchConfig
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
-from graphpipe.model.backends.inductor import INDUCTOR
 from graphpipe.model.torch_private import (
     CONVERSION,
     DispatchMode,
@@ -32,7 +30,6 @@ from graphpipe.model.torch_private import (
     guessed,
     intercepted,
     is_compiled,
-    is_compiled_backward,
     is_data_dependent,
     is_mutable,
     is_random,
@@ -47,8 +44,6 @@ from graphpipe.model.torch_private import (
     own_hooks,
     prepare_ddp_backward,
     profiling,
-    region_compiler,
-    set_compiled_call,
     shut_down_within,
     unflatten,
     unregister_buffer,
@@ -359,28 +354,3 @@ def test_a_context_is_made_at_each_call_of_a_function(monkeypatch: pytest.Monkey
     early(torch.ones(1, requires_grad=True))
     Twice.apply(torch.ones(1, requires_grad=True))
     assert called == ["Twice", "Twice"]
-
-
-@pytest.mark.skipif(bool(INDUCTOR.missing()), reason=INDUCTOR.missing() or "there is a compiler")
-def test_a_compiled_region_has_ones_own_backward_which_runs_again_in_any_thread() -> None:
-    """Torch's setting that lets it run again is one of a thread, and GPUs have a thread of their own."""
-    layer, x, compiled = nn.Linear(3, 3), torch.randn(2, 3, requires_grad=True), list[str]()
-
-    def backward(graph: fx.GraphModule, compile_graph: Any, tensors: Sequence[int]) -> Any:
-        assert sorted(tensors) == [0, 1, 2]
-        return compile_graph(graph)
-
-    set_compiled_call(layer, region_compiler(backward, lambda: compiled.append("layer"))(layer))
-    assert is_compiled(layer)
-    out = layer(x)
-    assert is_compiled_backward(out.grad_fn)
-    found: list[Tensor] = []
-    for _ in range(2):
-        thread = Thread(target=lambda: found.extend(torch.autograd.grad(out.sum(), [x], retain_graph=True)))
-        thread.start()
-        thread.join()
-    set_compiled_call(layer, None)
-    assert not is_compiled(layer)
-    (expected,) = torch.autograd.grad(layer(x).sum(), [x])
-    assert [torch.allclose(each, expected) for each in found] == [True, True]
-    assert compiled == ["layer"]

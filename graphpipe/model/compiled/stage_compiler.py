@@ -1,6 +1,6 @@
 """Compiles the programs of stages, region by region."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,8 +9,8 @@ from typing import Any, final
 from torch import fx, nn
 
 from graphpipe.model.compiled.halved_backward import HalvedBackward
+from graphpipe.model.compiled.torch_compiler import region_compiler, set_compiled_call
 from graphpipe.model.split.recompute_region import RecomputeRegion
-from graphpipe.model.torch_private import region_compiler, set_compiled_call
 
 _Call = Callable[..., Any]
 
@@ -26,7 +26,9 @@ class StageCompiler:
 
     compilations: dict[str, int] = field(default_factory=dict[str, int])
     """How often forwards were compiled, by the name of a region: its class, or its stage."""
-    _compilers: dict[str, Callable[[nn.Module], _Call]] = field(default_factory=dict[str, Callable[[nn.Module], _Call]])
+    _compilers: dict[Hashable, Callable[[nn.Module], _Call]] = field(
+        default_factory=dict[Hashable, Callable[[nn.Module], _Call]]
+    )
     _calls: dict[nn.Module, list[tuple[nn.Module, _Call]]] = field(
         default_factory=dict[nn.Module, list[tuple[nn.Module, _Call]]]
     )
@@ -50,14 +52,15 @@ class StageCompiler:
     def _of_stage(self, stage: str, module: nn.Module) -> list[tuple[nn.Module, _Call]]:
         if module not in self._calls:
             regions = _regions(module, stage)
-            self._calls[module] = [(part, self._compile(name)(part)) for name, part in regions]
+            self._calls[module] = [(part, self._compile(name, part)(part)) for name, part in regions]
         return self._calls[module]
 
-    def _compile(self, name: str) -> Callable[[nn.Module], _Call]:
-        # One for each name, because it is what equal regions share.
-        if name not in self._compilers:
-            self._compilers[name] = region_compiler(HalvedBackward, partial(self._note, name))
-        return self._compilers[name]
+    def _compile(self, name: str, part: nn.Module) -> Callable[[nn.Module], _Call]:
+        # One for each kind of layer and its sizes, because it is what equal regions share, and it has few results.
+        kind = (name, *(parameter.shape for parameter in part.parameters()))
+        if kind not in self._compilers:
+            self._compilers[kind] = region_compiler(HalvedBackward, partial(self._note, name))
+        return self._compilers[kind]
 
     def _note(self, name: str) -> None:
         self.compilations[name] = self.compilations.get(name, 0) + 1

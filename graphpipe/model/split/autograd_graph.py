@@ -7,8 +7,9 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node
 
 from graphpipe.graph.backward_graph import BackwardGraph
-from graphpipe.model.torch_private import is_compiled_backward
 
+COMPILED_BACKWARD = "CompiledFunctionBackward"
+"""The name of the operation that is the backward of a region which `torch.compile` has compiled."""
 Edges = tuple[GradientEdge, ...]
 AutogradGraph: TypeAlias = BackwardGraph[Node, GradientEdge]
 
@@ -28,4 +29,4 @@ def own_backward(node: Node) -> str:
 
     A compiled region is none: its backward runs in halves.
     """
-    return node.name() if isinstance(node, BackwardCFunction) and not is_compiled_backward(node) else ""
+    return node.name() if isinstance(node, BackwardCFunction) and node.name() != COMPILED_BACKWARD else ""

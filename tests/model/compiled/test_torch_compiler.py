@@ -1,0 +1,40 @@
+"""Torch's compiler still behaves as graphpipe uses it."""
+
+from collections.abc import Sequence
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+from graphpipe.model.backends.inductor import INDUCTOR
+from graphpipe.model.compiled.torch_compiler import region_compiler, set_compiled_call
+from graphpipe.model.split.autograd_graph import COMPILED_BACKWARD
+from graphpipe.model.torch_private import is_compiled
+
+
+@pytest.mark.skipif(bool(INDUCTOR.missing()), reason=INDUCTOR.missing() or "there is a compiler")
+def test_a_compiled_region_has_ones_own_backward_which_runs_again_in_any_thread() -> None:
+    """Torch's setting that lets it run again is one of a thread, and GPUs have a thread of their own."""
+    layer, x, compiled = nn.Linear(3, 3), torch.randn(2, 3, requires_grad=True), list[str]()
+
+    def backward(graph: fx.GraphModule, compile_graph: Any, tensors: Sequence[int]) -> Any:
+        assert sorted(tensors) == [0, 1, 2]
+        return compile_graph(graph)
+
+    set_compiled_call(layer, region_compiler(backward, lambda: compiled.append("layer"))(layer))
+    assert is_compiled(layer)
+    out = layer(x)
+    assert out.grad_fn is not None
+    assert out.grad_fn.name() == COMPILED_BACKWARD
+    found: list[Tensor] = []
+    for _ in range(2):
+        thread = Thread(target=lambda: found.extend(torch.autograd.grad(out.sum(), [x], retain_graph=True)))
+        thread.start()
+        thread.join()
+    set_compiled_call(layer, None)
+    assert not is_compiled(layer)
+    (expected,) = torch.autograd.grad(layer(x).sum(), [x])
+    assert [torch.allclose(each, expected) for each in found] == [True, True]
+    assert compiled == ["layer"]
