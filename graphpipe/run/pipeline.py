@@ -204,22 +204,18 @@ class Pipeline:
         return layout(self._worker.placement)
 
     def backwards(self) -> dict[str, str]:
-        """Return how this rank computed the backward of each stage whose backward the plan splits, in the last step.
-
-        By stage name: `split`, or `whole: ` and why the stage's operations cannot be split; empty before a step.
-        """
+        """Return how the last step computed backwards that the plan splits, by stage: `split`, or `whole: ` and why."""
         return backwards_of(self._worker)
 
     @property
     def compilations(self) -> Mapping[str, int]:
         """How often this rank has compiled the forward of each region (`PipelineOptions.compile`), by its class."""
-        compiler = self._parts.training.compiler
-        return {} if compiler is None else dict(compiler.compilations)
+        return {} if (compiler := self._parts.training.compiler) is None else dict(compiler.compilations)
 
     def gradients(self) -> dict[str, Tensor | None]:
-        """Return the last step's gradients (after clipping) of this rank's parameters, by their names in the model.
+        """Return the last gradients (after clipping) of this rank's parameters, by their names in the model.
 
-        If the engine shards parameters, all ranks must call this, because it gathers whole gradients.
+        All ranks must call this if the engine shards parameters, because whole gradients are gathered.
         """
         return whole_gradients(self._worker)
 
