@@ -215,7 +215,7 @@ class Pipeline:
     def gradients(self) -> dict[str, Tensor | None]:
         """Return the last gradients (after clipping) of this rank's parameters, by their names in the model.
 
-        All ranks must call this if the engine shards parameters, because whole gradients are gathered.
+        If the engine shards parameters, all ranks must call this.
         """
         return whole_gradients(self._worker)
 
@@ -301,14 +301,15 @@ class Pipeline:
     def _train(self, training: TrainSegment, batches: MiniBatchStream) -> list[float]:
         with self._closing_on_error(always=not self.options.rollback):
             losses = training.run(batches, self.steps + 1)
-        began, self.steps = self.steps, self.steps + len(losses)
-        if not began:
+        self.steps += len(losses)
+        if self.steps == len(losses):
             warn_of_whole_backwards(self.backwards())
         return losses
 
     def _publish_slices(self) -> None:
-        # Stages train copies of the slices of split layers. All other parameters of stages here are the user's own.
-        if self._model is not None:
+        if (
+            self._model is not None
+        ):  # Stages train copies of the slices of split layers, and else the user's parameters.
             publish_slices(self._model, self._parts.programs)
 
     def _evaluate(self, given: GivenBatch, gather: bool) -> Evaluated:
