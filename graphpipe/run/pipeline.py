@@ -213,10 +213,7 @@ class Pipeline:
         return {} if (compiler := self._parts.training.compiler) is None else dict(compiler.compilations)
 
     def gradients(self) -> dict[str, Tensor | None]:
-        """Return the last gradients (after clipping) of this rank's parameters, by their names in the model.
-
-        If the engine shards parameters, all ranks must call this.
-        """
+        """Return the last gradients of parameters here, by name. All ranks must call this if the engine shards them."""
         return whole_gradients(self._worker)
 
     @property
