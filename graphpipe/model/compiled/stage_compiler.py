@@ -11,6 +11,7 @@ from torch import fx, nn
 from graphpipe.model.compiled.halved_backward import HalvedBackward
 from graphpipe.model.compiled.torch_compiler import region_compiler, set_compiled_call
 from graphpipe.model.split.recompute_region import RecomputeRegion
+from graphpipe.user_frames import describe_error, warn_user
 
 _Call = Callable[..., Any]
 
@@ -26,6 +27,8 @@ class StageCompiler:
 
     compilations: dict[str, int] = field(default_factory=dict[str, int])
     """How often forwards were compiled, by the name of a region: its class, or its stage."""
+    failed: set[str] = field(default_factory=set[str])
+    """The names of regions of which a part could not be compiled, and runs eagerly."""
     _compilers: dict[Hashable, Callable[[nn.Module], _Call]] = field(
         default_factory=dict[Hashable, Callable[[nn.Module], _Call]]
     )
@@ -59,11 +62,18 @@ class StageCompiler:
         # One for each kind of layer and its sizes, because it is what equal regions share, and it has few results.
         kind = (name, *(parameter.shape for parameter in part.parameters()))
         if kind not in self._compilers:
-            self._compilers[kind] = region_compiler(HalvedBackward, partial(self._note, name))
+            self._compilers[kind] = region_compiler(
+                HalvedBackward, partial(self._note, name), partial(self._fail, name)
+            )
         return self._compilers[kind]
 
     def _note(self, name: str) -> None:
         self.compilations[name] = self.compilations.get(name, 0) + 1
+
+    def _fail(self, name: str, error: Exception) -> None:
+        if name not in self.failed:
+            self.failed.add(name)
+            warn_user(f"a part of {name} runs eagerly, because the compiler failed: {describe_error(error)}")
 
 
 def _regions(module: nn.Module, stage: str) -> Iterator[tuple[str, nn.Module]]:

@@ -15,6 +15,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 def region_compiler(
     backward: Callable[[fx.GraphModule, Callable[[fx.GraphModule], Any], Sequence[int]], Callable[[list[Any]], Any]],
     note: Callable[[], None],
+    fail: Callable[[Exception], None],
 ) -> Callable[[nn.Module], Callable[..., Any]]:
     """Return a function that takes a module, and returns what `module(...)` does, hooks included, compiled.
 
@@ -26,6 +27,7 @@ def region_compiler(
         backward: gets the graph of a backward, a function that compiles a graph, and the places of the tensors among
             the arguments of the forward. Returns the compiled backward, which takes its arguments in a list.
         note: called at each compilation of a part of a forward.
+        fail: called with an error of the compiler. What it could not compile runs eagerly.
     """
     from torch._functorch import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner  # some seconds
@@ -41,17 +43,18 @@ def region_compiler(
                 tensors[:] = [place for place, each in enumerate(given) if isinstance(each, Tensor)]
                 return compile_fx_inner(part, given, **options)
             kept = {name: options[name] for name in ("graph_id", "boxed_forward_device_index") if name in options}
-
             # What the compiled forward saves may lie in memory in another order than what was traced.
             FakeTensorProp(part, detect_fake_mode(given)).propagate_dont_convert_inputs(*given)
 
             def compile_backward(graph: fx.GraphModule) -> Any:
                 results = graph.graph.output_node()
-                results.meta["user_visible_output_idxs"] = [
-                    *range(len(cast("Any", results.args[0])))
-                ]  # keep their order
+                results.meta["user_visible_output_idxs"] = [*range(len(cast("Any", results.args[0])))]
                 examples = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
-                return compile_fx_inner(graph, examples, is_backward=True, **kept)
+                try:
+                    return compile_fx_inner(graph, examples, is_backward=True, **kept)
+                except Exception as error:  # the compiler raises errors of any kind
+                    fail(error)
+                    return lambda arguments: graph(*arguments)
 
             compiled = backward(part, compile_backward, tuple(tensors))
 
@@ -63,7 +66,11 @@ def region_compiler(
 
         note()
         with config.patch(donated_buffer=False, enable_autograd_cache=False):
-            return compile_fx(graph, given, inner_compile=compile_part, config_patches={"fallback_random": True})
+            try:
+                return compile_fx(graph, given, inner_compile=compile_part, config_patches={"fallback_random": True})
+            except Exception as error:  # likewise
+                fail(error)
+                return graph
 
     # The compiler keeps a few results for each code object. So each kind of region has one of its own.
     code = _called(nn.Identity()).__code__.replace()

@@ -17,13 +17,13 @@ from graphpipe.model.torch_private import is_compiled
 @pytest.mark.skipif(bool(INDUCTOR.missing()), reason=INDUCTOR.missing() or "there is a compiler")
 def test_a_compiled_region_has_ones_own_backward_which_runs_again_in_any_thread() -> None:
     """Torch's setting that lets it run again is one of a thread, and GPUs have a thread of their own."""
-    layer, x, compiled = nn.Linear(3, 3), torch.randn(2, 3, requires_grad=True), list[str]()
+    layer, x, compiled = nn.Linear(3, 3), torch.randn(2, 3, requires_grad=True), list[object]()
 
     def backward(graph: fx.GraphModule, compile_graph: Any, tensors: Sequence[int]) -> Any:
         assert sorted(tensors) == [0, 1, 2]
         return compile_graph(graph)
 
-    set_compiled_call(layer, region_compiler(backward, lambda: compiled.append("layer"))(layer))
+    set_compiled_call(layer, region_compiler(backward, lambda: compiled.append("layer"), compiled.append)(layer))
     assert is_compiled(layer)
     out = layer(x)
     assert out.grad_fn is not None
@@ -38,3 +38,19 @@ def test_a_compiled_region_has_ones_own_backward_which_runs_again_in_any_thread(
     (expected,) = torch.autograd.grad(layer(x).sum(), [x])
     assert [torch.allclose(each, expected) for each in found] == [True, True]
     assert compiled == ["layer"]
+
+
+@pytest.mark.skipif(bool(INDUCTOR.missing()), reason=INDUCTOR.missing() or "there is a compiler")
+def test_what_the_compiler_cannot_do_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error inside the compiler, at a layer of DenseNet with lengths of any size, ended a training."""
+    layer, x, failed = nn.Linear(3, 3), torch.randn(2, 3, requires_grad=True), list[Exception]()
+    (expected,) = torch.autograd.grad(layer(x).sum(), [x])
+
+    def broken(*_: object, **__: object) -> None:
+        raise ValueError("a bug of the compiler")
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx_inner", broken)
+    set_compiled_call(layer, region_compiler(lambda *_: broken, lambda: None, failed.append)(layer))
+    (found,) = torch.autograd.grad(layer(x).sum(), [x])
+    assert torch.equal(found, expected)
+    assert [type(error) for error in failed] == [ValueError]
