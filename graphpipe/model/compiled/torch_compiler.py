@@ -1,6 +1,7 @@
 """Every use of the private API of torch's compiler. Each function has a test."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import CellType, FunctionType
 from typing import Any, cast
 
@@ -54,7 +55,7 @@ def region_compiler(
                     return compile_fx_inner(graph, examples, is_backward=True, **kept)
                 except Exception as error:  # the compiler raises errors of any kind
                     fail(error)
-                    return lambda arguments: graph(*arguments)
+                    return partial(_eagerly, graph)
 
             compiled = backward(part, compile_backward, tuple(tensors))
 
@@ -77,6 +78,10 @@ def region_compiler(
     return lambda module: torch.compile(
         FunctionType(code, globals(), None, None, (CellType(module),)), backend=compile_region
     )
+
+
+def _eagerly(graph: fx.GraphModule, arguments: list[Any]) -> Any:
+    return graph(*arguments)
 
 
 def _called(module: nn.Module) -> FunctionType:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from graphpipe.model.backends.inductor import INDUCTOR
+from graphpipe.model.compiled.halved_backward import HalvedBackward
 from graphpipe.model.compiled.torch_compiler import region_compiler, set_compiled_call
 from graphpipe.model.split.autograd_graph import COMPILED_BACKWARD
 from graphpipe.model.torch_private import is_compiled
@@ -50,7 +51,7 @@ def test_what_the_compiler_cannot_do_runs_eagerly(monkeypatch: pytest.MonkeyPatc
         raise ValueError("a bug of the compiler")
 
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx_inner", broken)
-    set_compiled_call(layer, region_compiler(lambda *_: broken, lambda: None, failed.append)(layer))
+    set_compiled_call(layer, region_compiler(HalvedBackward, lambda: None, failed.append)(layer))
     (found,) = torch.autograd.grad(layer(x).sum(), [x])
     assert torch.equal(found, expected)
     assert [type(error) for error in failed] == [ValueError]
