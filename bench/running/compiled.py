@@ -94,6 +94,7 @@ def measure(case: Case, schedule: str, count: int) -> dict[str, Any]:
     costs = gp.estimate(graph, cluster)
     plan = gp.plan(graph, costs, cluster, batch_size=BATCH, planner="gpipe", schedule=schedule)
     eager, compiled = (trained(case, plan, count, compiled=each) for each in (False, True))
+    assert compiled["compilations"], "nothing was compiled"
     return {
         "model": case.name,
         "schedule": schedule,

@@ -102,6 +102,32 @@ def test_compiled_stages_without_a_flush_and_in_bfloat16_train_as_eager_ones() -
     assert losses == pytest.approx(expected, rel=2e-2)
 
 
+@needs_compiler
+def test_a_compiler_that_is_wrong_ends_the_training_in_the_first_compiled_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor's gradient of a group norm on images of one pixel was trained in silence."""
+
+    def halved(graph: torch.fx.GraphModule, _: object) -> Any:
+        def run(*given: Any) -> list[Tensor]:
+            return [0.5 * each for each in graph(*given)]
+
+        return run
+
+    def compiler(*_: object) -> Any:
+        return wrong
+
+    def wrong(module: nn.Module) -> Any:
+        def call(x: Tensor) -> Any:
+            return module.forward(x)
+
+        return torch.compile(call, backend=halved)
+
+    monkeypatch.setattr("graphpipe.model.compiled.stage_compiler.region_compiler", compiler)
+    with pipeline(planned(recompute=()), model(), compiled=True) as running:
+        running.step(*batches(5)[0])
+        with pytest.raises(InvalidInput, match=r"stage 's0': the compiled stage has another gradient of '0\."):
+            running.step(*batches(5)[0])
+
+
 def test_what_cannot_be_compiled_is_refused_by_name() -> None:
     graph = gp.capture(model(), torch.randn(8, 5, 16))
     stage = gp.HandStage(ops=("*",), devices=(0, 1), micro_batch=4, state="all")

@@ -42,6 +42,18 @@ class WeightHalf:
 
     def run(self) -> None:
         """Add to the gradients of the parameters as `torch.autograd.backward` does, so that their hooks run."""
+        self._repeat()
+        if self.roots:
+            torch.autograd.backward(self.roots, self.gradients)
+
+    def of(self, parameters: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        """Return gradients of parameters, None for those that get none. Nothing is added, and no hook runs."""
+        self._repeat()
+        if not (self.roots and parameters):
+            return [None] * len(parameters)
+        return torch.autograd.grad(self.roots, parameters, self.gradients, allow_unused=True)
+
+    def _repeat(self) -> None:
         while self.repeated:
             operation = self.repeated.pop()
             edges = operation.parameter_edges
@@ -51,8 +63,6 @@ class WeightHalf:
                 if gradient is not None:
                     self.roots.append(edge)
                     self.gradients.append(gradient)
-        if self.roots:
-            torch.autograd.backward(self.roots, self.gradients)
 
 
 def input_half(
@@ -121,3 +131,9 @@ def _gradients(
     roots: Sequence[GradientEdge], gradients: Sequence[Tensor], wanted: Sequence[GradientEdge], *, again: bool
 ) -> Sequence[Tensor | None]:
     return torch.autograd.grad(roots, wanted, gradients, retain_graph=again, allow_unused=True)
+
+
+def why_whole(roots: Sequence[Tensor], received: Sequence[Tensor]) -> str:
+    """Return why the backward of roots cannot be split (see `BackwardGraph.why_whole`); empty if it can."""
+    leaves = [get_gradient_edge(leaf).node for leaf in received]
+    return autograd_graph([get_gradient_edge(root) for root in roots], leaves).why_whole(own_backward)

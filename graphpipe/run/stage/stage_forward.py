@@ -10,6 +10,7 @@ from torch import Tensor
 from graphpipe.model.autocast import autocast_context
 from graphpipe.plans.sharding import SampleRange
 from graphpipe.run.device.rng import seed
+from graphpipe.run.stage.compiled_gradients import check_compiled
 from graphpipe.run.stage.edge_values import check_outputs, check_result, enter
 from graphpipe.run.stage.given_order import GivenOrder
 from graphpipe.run.stage.loss import LossFunction
@@ -66,6 +67,10 @@ class StageForward:
         batch = self.batch if order is None else self.batch.as_given
         program, monitor = replica.program, replica.monitor
         given = self._to_be_divided(values)
+        if replica.compares and torch.is_grad_enabled():
+            replica.compares = False
+            check_compiled(program, values, self.seed, replica.device, replica.stage_name, splits=replica.splits)
+            seed(replica.device, self.seed)
         outputs, result = program(values)
         if order is not None:
             outputs = order.placed(outputs)

@@ -62,6 +62,8 @@ class StageReplica:
     """Updates the weights after a mini-batch of a segment; None under a policy that flushes."""
     reached: set[str] = field(default_factory=set[str])
     """Names of values on an accelerator that have got a gradient."""
+    compares: bool = False
+    """Whether the next micro-batch is computed eagerly too, because the stage is compiled for the first time."""
     whole: str | None = None
     """Why the last backward of a split stage ran whole. Empty if it was split, None before the first backward."""
 

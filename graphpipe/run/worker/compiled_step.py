@@ -46,4 +46,6 @@ def compiling(compiler: StageCompiler | None, worker: StageWorker, first: MiniBa
     """
     if compiler is None or first.step == 1:
         return nullcontext()
+    for each in worker.replicas.values():
+        each.compares = not compiler.compilations
     return compiler.running([(each.stage_name, each.module) for each in worker.replicas.values()])

@@ -16,6 +16,7 @@ from torch import Tensor
 from graphpipe.errors import InvalidInput
 from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.run.stage.injected_gradients import check_no_injection
+from graphpipe.run.stage.losses.fixed_gradient import fixed_gradient, small_ones
 from graphpipe.run.stage.losses.parts_of_samples import (
     STAYS,
     Parts,
@@ -30,8 +31,6 @@ from graphpipe.run.stage.tensor_tree import leaves
 
 _CANCELLED = 1e-5
 """Relative to the largest gradient of all: a gradient may be a sum of terms that cancel."""
-_ELEMENTS, _SHARE = 2**17, 50
-"""Of weights whose gradients are compared: so many, or one of so many elements of a stage."""
 NamedTensors = dict[str, Tensor]
 _Probe = Callable[[Sequence[Tensor], Mapping[str, Tensor], Mapping[str, Tensor]], None]
 
@@ -119,9 +118,9 @@ class _Backward:
     def _called(self, *, double: bool) -> tuple[Callable[..., Any] | None, NamedTensors]:
         if double:
             call, trained = in_double(self.program.module)
-            return call, _small(trained)
+            return call, small_ones(trained)
         named = self.program.module.named_parameters()
-        return None, _small({name: each for name, each in named if each.requires_grad})
+        return None, small_ones({name: each for name, each in named if each.requires_grad})
 
     def _gradients(
         self,
@@ -142,14 +141,13 @@ class _Backward:
             sent, result = results(program, given, call)
             ends = {name: value for name, value in sent.items() if value.requires_grad and name not in self.without}
             roots = [*ends.values()]
-            gradients = [_gradient(value, start) for value in roots]
             if self.outputs:
                 rows = [each for each in leaves(result) if each.requires_grad and each.dim()]
                 roots += [each for each in rows if len(each) == part.rows]
-                gradients = [_gradient(value, start) for value in roots]
             wanted = {**trained, **received}
             if not roots or not wanted:
                 return {}
+            gradients = [fixed_gradient(value, start) for value in roots]
             if probe is not None:
                 probe(roots, received, {program.parameter_names[name]: each for name, each in trained.items()})
             made = torch.autograd.grad(roots, [*wanted.values()], gradients, allow_unused=True)
@@ -160,25 +158,6 @@ class _Backward:
             for name, each in zip(wanted, found, strict=True)
             if each is not None
         }
-
-
-def _small(trained: Mapping[str, Tensor]) -> NamedTensors:
-    # The smaller ones, such as biases and the weights of norms: gradients of all would take as much memory as weights.
-    left = max(_ELEMENTS, sum(each.numel() for each in trained.values()) / _SHARE)
-    found: NamedTensors = {}
-    for name in sorted(trained, key=lambda name: trained[name].numel()):
-        left -= trained[name].numel()
-        if left < 0 and found:
-            break
-        found[name] = trained[name]
-    return {name: each for name, each in trained.items() if name in found}
-
-
-def _gradient(value: Tensor, start: int) -> Tensor:
-    # Other numbers for each sample and element, the same however samples are divided.
-    count = value[:1].numel()
-    numbers = torch.arange(start * count, start * count + value.numel(), device=value.device)
-    return torch.cos(numbers.to(value.dtype)).reshape(value.shape)
 
 
 def _apart(
