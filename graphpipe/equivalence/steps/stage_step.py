@@ -17,6 +17,7 @@ from graphpipe.plans.sharding import SampleRange
 from graphpipe.run.device.fixed_draws import FixedDraws
 from graphpipe.run.initial_weights.host_tensors import fill_stage
 from graphpipe.run.initial_weights.weight_source import WeightSource
+from graphpipe.run.stage.losses.fixed_gradient import fixed_gradient
 from graphpipe.run.stage.losses.sample_loss import loss_of
 from graphpipe.run.stage.mini_batch import MiniBatch
 
@@ -144,16 +145,9 @@ def _backward(parts: list[_Part], loss: Tensor | None) -> None:
         for value in part.sent.values():
             if value.requires_grad:
                 roots.append(value)
-                gradients.append(_gradient(value, part.rows))
+                gradients.append(fixed_gradient(value, part.rows.start))
     if roots:
         torch.autograd.backward(roots, gradients)
-
-
-def _gradient(value: Tensor, rows: SampleRange) -> Tensor:
-    # Other numbers for each sample and element, the same however samples are divided.
-    count = value[:1].numel()
-    numbers = torch.arange(rows.start * count, rows.stop * count, dtype=value.dtype, device=value.device)
-    return torch.cos(numbers).reshape(value.shape)
 
 
 def _received_gradients(parts: list[_Part]) -> dict[str, Tensor | None]:

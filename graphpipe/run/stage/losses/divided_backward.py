@@ -16,6 +16,7 @@ from torch import Tensor
 from graphpipe.errors import InvalidInput
 from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.run.stage.injected_gradients import check_no_injection
+from graphpipe.run.stage.losses.fixed_gradient import fixed_gradient
 from graphpipe.run.stage.losses.parts_of_samples import (
     STAYS,
     Parts,
@@ -142,11 +143,11 @@ class _Backward:
             sent, result = results(program, given, call)
             ends = {name: value for name, value in sent.items() if value.requires_grad and name not in self.without}
             roots = [*ends.values()]
-            gradients = [_gradient(value, start) for value in roots]
+            gradients = [fixed_gradient(value, start) for value in roots]
             if self.outputs:
                 rows = [each for each in leaves(result) if each.requires_grad and each.dim()]
                 roots += [each for each in rows if len(each) == part.rows]
-                gradients = [_gradient(value, start) for value in roots]
+                gradients = [fixed_gradient(value, start) for value in roots]
             wanted = {**trained, **received}
             if not roots or not wanted:
                 return {}
@@ -172,13 +173,6 @@ def _small(trained: Mapping[str, Tensor]) -> NamedTensors:
             break
         found[name] = trained[name]
     return {name: each for name, each in trained.items() if name in found}
-
-
-def _gradient(value: Tensor, start: int) -> Tensor:
-    # Other numbers for each sample and element, the same however samples are divided.
-    count = value[:1].numel()
-    numbers = torch.arange(start * count, start * count + value.numel(), device=value.device)
-    return torch.cos(numbers.to(value.dtype)).reshape(value.shape)
 
 
 def _apart(
