@@ -143,16 +143,15 @@ class _Backward:
             sent, result = results(program, given, call)
             ends = {name: value for name, value in sent.items() if value.requires_grad and name not in self.without}
             roots = [*ends.values()]
-            gradients = [fixed_gradient(value, start) for value in roots]
             if self.outputs:
                 rows = [each for each in leaves(result) if each.requires_grad and each.dim()]
                 roots += [each for each in rows if len(each) == part.rows]
-                gradients = [fixed_gradient(value, start) for value in roots]
             wanted = {**trained, **received}
             if not roots or not wanted:
                 return {}
             if probe is not None:
                 probe(roots, received, {program.parameter_names[name]: each for name, each in trained.items()})
+            gradients = [fixed_gradient(value, start) for value in roots]
             made = torch.autograd.grad(roots, [*wanted.values()], gradients, allow_unused=True)
         found = cast("Sequence[Tensor | None]", made)
         # Some gradients are views of one tensor, or expanded.
