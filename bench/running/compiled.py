@@ -20,7 +20,8 @@ from graphpipe.model.zoo.registry import zoo_model
 
 NAME = "compiled"
 BATCH, MICRO_BATCH, STAGES, WARM_UP = 16, 8, 2, 2
-ZOO = ("gpt-small", "two-tower-small", "mmt-small", "dlrm-small", "candle-uno-small", "unet-small", "densenet-small")
+ZOO = ("gpt-small", "two-tower-small", "mmt-small", "dlrm-small", "candle-uno-small", "unet-small")
+"""Not densenet-small, whose compiled gradients are wrong with torch 2.13, so that it is refused."""
 
 
 class Pointwise(nn.Module):

@@ -1,6 +1,6 @@
 """The check of a model that does not fit in memory: each stage that fits is checked alone, one after the other."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -100,7 +100,7 @@ def check_stages(
     programs = build_stages(model, small, known, submodules_for(model, graph))
     sent: dict[str, Tensor] = {}
     found: dict[int, StageChecked] = {}
-    for number in _in_order(small):
+    for number in range(len(small.stages)):  # in topological order
         wanted = [spec for specs in programs[number].receives.values() for spec in specs]
         if missing := next((spec.name for spec in wanted if spec.name not in sent), None):
             found[number] = _skipped(small, number, f"what it receives ('{missing}') comes from a stage that was not")
@@ -141,13 +141,3 @@ def _differences(stage: StageSubject, plain: StepRecord, cut: StepRecord | Ended
 
 def _skipped(plan: Plan, number: int, why: str) -> StageChecked:
     return StageChecked(stage=plan.stages[number].name, skipped=why)
-
-
-def _in_order(plan: Plan) -> Sequence[int]:
-    # Each stage after those that it receives from.
-    order: list[int] = []
-    while len(order) < len(plan.stages):
-        order += [
-            n for n in range(len(plan.stages)) if n not in order and all(each in order for each in plan.predecessors[n])
-        ]
-    return order

@@ -47,7 +47,9 @@ class StageForward:
 
     def compute(self) -> Computed:
         """Compute the outputs of the stage, the model's output and the loss."""
-        replica, order = self.replica, self._order
+        replica = self.replica
+        # A stage with the whole mini-batch sees the samples as they were given.
+        order = self.batch.given_order if len(self.rows) == self.batch.size else None
         batch = self.batch if order is None else self.batch.as_given
         values = batch.input_rows(replica.program.model_inputs, self.rows, replica.device)
         for by_name in self.received.values():
@@ -58,13 +60,13 @@ class StageForward:
             values = {name: value.clone() for name, value in values.items()}
         seed(replica.device, self.seed)
         if replica.precision == "fp32":
-            return self._run(values)
+            return self._run(values, batch, order)
         with autocast_context(replica.precision, replica.device):
-            return self._run(values)
+            return self._run(values, batch, order)
 
-    def _run(self, values: NamedTensors) -> Computed:
-        replica, order, loss = self.replica, self._order, None
-        batch = self.batch if order is None else self.batch.as_given
+    def _run(self, values: NamedTensors, batch: MiniBatch, order: GivenOrder | None) -> Computed:
+        # The mini-batch and the values are in the given order, if there is one.
+        replica, loss = self.replica, None
         program, monitor = replica.program, replica.monitor
         given = self._to_be_divided(values)
         if replica.compares and torch.is_grad_enabled():
@@ -94,11 +96,6 @@ class StageForward:
             mixed = check_divided(program, given, self._known_loss(), replica.stage_name)
             outputs = outputs if mixed is None else without_gradients(outputs, mixed)
         return Computed(outputs, result, loss)
-
-    @property
-    def _order(self) -> GivenOrder | None:
-        # A stage with the whole mini-batch sees the samples as they were given.
-        return self.batch.given_order if len(self.rows) == self.batch.size else None
 
     def _to_be_divided(self, values: NamedTensors) -> Samples | None:
         # In the first step: the samples of a part of the mini-batch, to see whether the stage mixes them.

@@ -22,6 +22,8 @@ WorkFunction = Callable[[Mapping[str, Tensor]], "Tensor | Sequence[float]"]
 Balance = str | WorkFunction | Sequence["str | WorkFunction"]
 """The name of an input, a function, or several of these. An input with one number for each sample is the work itself.
 Of another one, the numbers that are not 0 count, such as those of a mask."""
+WORK_REMEDY = "Give a number of at least 0 for each sample, or a row of them for several kinds of work."
+"""What to do about work that is not such a number."""
 
 
 def balanced(batch: MiniBatch, plan: Plan, balance: Balance) -> MiniBatch:
@@ -72,16 +74,15 @@ def _work(batch: MiniBatch, part: str | WorkFunction) -> NDArray[np.float64]:
     try:
         table = torch.as_tensor(cast("Tensor", found)).detach().to("cpu", torch.float64).numpy()
     except (TypeError, ValueError, RuntimeError):
-        raise InvalidInput(f"{what} gives a {type(found).__name__}", where="balance", remedy=_REMEDY) from None
+        raise InvalidInput(f"{what} gives a {type(found).__name__}", where="balance", remedy=WORK_REMEDY) from None
     if table.ndim not in (1, 2) or len(table) != batch.size:
         shape = list(table.shape)
-        raise InvalidInput(f"{what} gives {shape} numbers for {batch.size} samples", where="balance", remedy=_REMEDY)
+        raise InvalidInput(
+            f"{what} gives {shape} numbers for {batch.size} samples", where="balance", remedy=WORK_REMEDY
+        )
     if not np.isfinite(table).all() or (table < 0).any():
-        raise InvalidInput(f"{what} gives {table.min()} for a sample", where="balance", remedy=_REMEDY)
+        raise InvalidInput(f"{what} gives {table.min()} for a sample", where="balance", remedy=WORK_REMEDY)
     return table.reshape(batch.size, -1)
-
-
-_REMEDY = "Give a number of at least 0 for each sample, or a row of them for several kinds of work."
 
 
 def _work_of_input(tensor: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from graphpipe.balance.block_sizes import block_sizes
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.model.inputs import read_layout
 from graphpipe.plans import Plan
-from graphpipe.run.step.balance import Balance, WorkFunction
+from graphpipe.run.step.balance import WORK_REMEDY, Balance, WorkFunction
 from graphpipe.training.task.task import Task
 
 BY_TASK = "task"
@@ -65,11 +65,8 @@ def _work(loads: Any, samples: Sequence[int]) -> "np.ndarray[Any, np.dtype[np.fl
         table = np.array(found, dtype=np.float64).reshape(len(samples), -1)
     except (TypeError, ValueError):
         kinds = sorted({type(each).__name__ for each in cast("list[object]", found)})
-        raise InvalidInput(f"gives {', '.join(kinds)}", where="Task.loads", remedy=_REMEDY) from None
+        raise InvalidInput(f"gives {', '.join(kinds)}", where="Task.loads", remedy=WORK_REMEDY) from None
     if not np.isfinite(table).all() or (table < 0).any():
         at = int(np.argmin(table.min(axis=1)))
-        raise InvalidInput(f"gives {found[at]} for sample {samples[at]}", where="Task.loads", remedy=_REMEDY)
+        raise InvalidInput(f"gives {found[at]} for sample {samples[at]}", where="Task.loads", remedy=WORK_REMEDY)
     return table
-
-
-_REMEDY = "Give a number of at least 0 for each sample, or a row of them for several kinds of work."

@@ -47,7 +47,7 @@ def test_a_summary_has_figures_and_sentences() -> None:
     assert summary.unused_devices == ("d4",)
     figures, gap, unused = summary_lines(summary)
     assert "3 stages, depth 2, micro-batch 2 of 4; step 8.00 s, 0.5 samples/s, bubble 25.0%, peak 2.00 KiB" in figures
-    assert gap == f"at most {summary.gap_percent:.1f} % above a lower bound on {summary.gap_covers}"
+    assert gap == f"{-summary.gap_percent:.1f} % below a lower bound on {summary.gap_covers}"  # its step is made up
     assert summary.gap_covers == "every plan with one stage on each device and whole state in every replica"
     assert unused == "1 device is left unused: d4"
 

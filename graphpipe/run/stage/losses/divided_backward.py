@@ -147,9 +147,9 @@ class _Backward:
             wanted = {**trained, **received}
             if not roots or not wanted:
                 return {}
-            gradients = [fixed_gradient(value, start) for value in roots]
             if probe is not None:
                 probe(roots, received, {program.parameter_names[name]: each for name, each in trained.items()})
+            gradients = [fixed_gradient(value, start) for value in roots]
             made = torch.autograd.grad(roots, [*wanted.values()], gradients, allow_unused=True)
         found = cast("Sequence[Tensor | None]", made)
         # Some gradients are views of one tensor, or expanded.
