@@ -46,11 +46,12 @@ def cases(device: str, *, small: bool = False) -> list[Case]:
     sizes = {"batch_size": 8, "micro_batch": 2} if small else {"batch_size": 64, "micro_batch": 8}
     layers = gpt.SMALL.layers if small else chain.layers
     parts = [tuple(f"layers.{layer}.*" for layer in range(first, first + layers // 4)) for first in _quarters(layers)]
+    embedding = () if small else ("embedding",)  # a small embedding is part of the first layer
     return [
         Case(
             name="gpt",
             model=gpt.build(gpt.SMALL if small else chain, device),
-            stages=(*parts[:3], (*parts[3], "head.*")),
+            stages=(embedding + parts[0], *parts[1:3], (*parts[3], "head.*")),
             **sizes,
         ),
         Case(

@@ -56,6 +56,8 @@ def evaluate_task(task: Task, pipeline: Pipeline, settings: TrainSettings) -> He
     if (source := task.held_out_source()) is None:
         inputs, targets = task.held_out
         loss, outputs = pipeline.evaluate(inputs, targets, gather=wanted)
+        # A user's metric compares both, and a device other than the host has computed the outputs.
+        outputs, targets = map_tensors((outputs, targets), torch.Tensor.cpu)
     else:
         loss, outputs, targets = _of_dataset(source, pipeline, settings, wanted)
     return HeldOut(loss=loss, metrics=_metrics(task, pipeline, outputs, targets) if wanted else {})
