@@ -17,8 +17,9 @@ import psutil
 ROOT = Path(__file__).parents[2]
 _SERVER, _CLIENT = (Path(__file__).parent / name for name in ("fork_server.py", "fork_client.py"))
 _SECONDS = 120.0
-FORKS = Path("/proc/self/ns").exists()
-"""Whether programs can be forks of the server: on Linux."""
+_GPUS = ("/dev/nvidiactl", "/dev/kfd")
+FORKS = Path("/proc/self/ns").exists() and not any(Path(gpu).exists() for gpu in _GPUS)
+"""Whether programs can be forks of the server: on Linux without GPUs, because CUDA cannot be used in a fork."""
 
 
 @cache
@@ -51,7 +52,7 @@ def server() -> Path:
 def forked_programs() -> Path:
     """Return a folder with `graphpipe`, `python`, `worker` and `torchrun`. They run in forks of the server.
 
-    On other systems than Linux they are plain programs, which start more slowly.
+    Elsewhere they are plain programs, which start more slowly.
     """
     if not FORKS:
         return _plain_programs()
