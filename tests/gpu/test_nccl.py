@@ -1,4 +1,4 @@
-"""Ranks with one GPU each and NCCL train as one process on the CPU."""
+"""Ranks on GPUs with NCCL train as one process on the CPU."""
 
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from run_ranks import run_ranks, values
 from run_scenarios import train
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize(
     ("cut", "options"),
     [
@@ -24,8 +25,6 @@ from run_scenarios import train
 )
 def test_ranks_with_nccl_train_as_one_process_on_the_cpu(cut: str, options: dict[str, Any], tmp_path: Path) -> None:
     size = 1 + max(device for _, devices, _ in STAGES[cut] for device in devices)
-    if torch.cuda.device_count() < size:
-        pytest.skip(f"needs {size} CUDA devices, there are {torch.cuda.device_count()}")
     single = train(cut, 2, {name: value for name, value in options.items() if name != "engine"} | {"device": "cpu"})
     for rank in values(run_ranks(run_on_gpus.train, size, tmp_path, cut, options, seconds=100.0)):
         assert rank["losses"] == pytest.approx(single["losses"], rel=1e-4)

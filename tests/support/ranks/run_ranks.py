@@ -1,6 +1,7 @@
 """Runs a function in several processes, one per rank, and brings back what each returned or raised."""
 
 import importlib
+import inspect
 import os
 import pickle
 import subprocess
@@ -40,7 +41,8 @@ def run_ranks(
 ) -> list[Outcome]:
     """Call `work(*arguments)` in `size` processes that form a gloo world; `work` must be importable by them."""
     folder.mkdir(exist_ok=True)
-    (folder / "work").write_bytes(pickle.dumps((work.__module__, work.__qualname__, arguments)))
+    home = str(Path(inspect.getfile(work)).parent)
+    (folder / "work").write_bytes(pickle.dumps((home, work.__module__, work.__qualname__, arguments)))
     command = [forked_programs() / "python", __file__, folder, str(size)]
     processes = [subprocess.Popen([*command, str(rank)]) for rank in range(size)]
     deadline = time.monotonic() + seconds
@@ -73,7 +75,8 @@ def _outcome(path: Path, exitcode: int | None) -> Outcome:
 def _rank(folder: Path, size: int, rank: int) -> None:
     torch.set_num_threads(1)
     os.environ["RANK"] = str(rank)
-    module, name, arguments = pickle.loads((folder / "work").read_bytes())
+    home, module, name, arguments = pickle.loads((folder / "work").read_bytes())
+    sys.path.append(home)
     work = getattr(importlib.import_module(module), name)
     store = f"file://{folder / 'store'}"
     dist.init_process_group("gloo", store, rank=rank, world_size=size, timeout=timedelta(seconds=30))
