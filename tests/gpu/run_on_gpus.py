@@ -38,6 +38,7 @@ def step_under_sanitizer(cut: str) -> None:
 
 
 def _gpu() -> torch.device:
+    # The GPU of this rank. NCCL reads the variables when this rank makes its first communicator.
     count, rank = torch.cuda.device_count(), dist.get_rank()
     if count < dist.get_world_size():
         os.environ |= {"NCCL_HOSTID": str(rank), "NCCL_SOCKET_IFNAME": "lo"}

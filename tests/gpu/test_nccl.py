@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 import run_on_gpus
 import torch
+from gpus import NEEDS_A_GPU
 from run_models import STAGES
 from run_ranks import run_ranks, values
 from run_scenarios import train
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@NEEDS_A_GPU
 @pytest.mark.parametrize(
     ("cut", "options"),
     [

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import run_shared
 import torch
+from gpus import DEVICES, GPU, NEEDS_A_GPU
 from run_chain import INTERLEAVED, chain, chain_batch, chain_pipeline
 from run_models import STAGES, cross_entropy, fan_batch
 from run_scenarios import build
@@ -21,10 +22,6 @@ from bench.running.predicted import gpu
 from graphpipe.devices.cuda import CudaClock, CudaStream
 from graphpipe.profiler.effort import Effort
 from graphpipe.run import Pipeline
-
-NEEDS_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-GPU = "cuda:0"
-DEVICES = ["cpu", pytest.param(GPU, marks=NEEDS_A_GPU)]
 
 
 def on_devices(cases: Iterable[str], few: Collection[str]) -> list[Any]:

@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 import run_on_gpus
 import torch
+from gpus import DEVICES, GPU, NEEDS_A_GPU, NEEDS_TWO
 from run_chain import INTERLEAVED, chain_batch, chain_pipeline
-from run_models import fan_batch
+from run_models import cross_entropy, fan_batch
 from run_precision import build as build_in_precision
 from run_ranks import run_ranks, values
-from run_scenarios import train
+from run_scenarios import build, train
 
+import graphpipe as gp
 from graphpipe.cluster import Cluster
 from graphpipe.devices.cuda import Cuda
+from graphpipe.training.config.settings import TrainSettings
+from graphpipe.training.loop.evaluate_task import evaluate_task
 
 CUDA = Cuda()
 ROOT = Path(__file__).parents[2]
-GPU = "cuda:0"
-NEEDS_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-NEEDS_TWO = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices")
-DEVICES = ["cpu", pytest.param(GPU, marks=NEEDS_A_GPU)]
 CLUSTER = """
 intra_node = { latency = "10 us", bandwidth = "20 GB/s" }
 device_types.gpu = { memory = "8 GB", peak = "10 TFLOP/s", memory_bandwidth = "500 GB/s" }
@@ -47,6 +47,11 @@ def training(folder: Path) -> list[str]:
     """Return the words that train the digits on two GPUs."""
     digits = str(ROOT / "examples" / "digits.toml")
     return ["train", digits, f"cluster={folder / 'gpus.toml'}", f"run.directory={folder / 'runs'}"]
+
+
+def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+    """Return the share of samples whose largest output is the wanted one."""
+    return (outputs.argmax(1) == targets).float().mean().item()
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -75,6 +80,24 @@ def test_mixed_precision_trains_nearly_as_on_the_cpu(precision: str, device: str
     for seed in range(2):
         assert ours.step(*fan_batch(seed=seed)) == pytest.approx(theirs.step(*fan_batch(seed=seed)), rel=2e-2)
     assert ours.loss_scale == theirs.loss_scale
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_metric_can_compare_outputs_with_targets(device: str) -> None:
+    """Outputs stayed on the GPU, held-out targets on the host: the first training on a GPU ended when it evaluated."""
+    pipeline, model = build("whole", device=device)
+    _, twin = build("whole", device="cpu")
+    inputs, targets = fan_batch()
+    task = gp.Task(
+        module=model,
+        example_inputs=inputs,
+        loss_fn=cross_entropy,
+        epoch=lambda *_: [(inputs, targets)],
+        held_out=(inputs, targets),
+        accuracy=accuracy,
+    )
+    found = evaluate_task(task, pipeline, TrainSettings(batch_size=len(targets), steps=1))
+    assert found.accuracy == accuracy(twin(**inputs), targets)
 
 
 @NEEDS_A_GPU

@@ -12,7 +12,7 @@ from graphpipe.run.comm.collective_calls import collective_call, wait_for_ranks
 from graphpipe.run.pipeline import Pipeline
 from graphpipe.run.stage.loss import kind_of
 from graphpipe.run.stage.shares.batch_share import BatchShare
-from graphpipe.run.stage.tensor_tree import map_tensors
+from graphpipe.run.stage.tensor_tree import leaves, map_tensors
 from graphpipe.run.step.gather_outputs import Piece, join
 from graphpipe.training.config.settings import TrainSettings
 from graphpipe.training.task.sample_source import SampleSource
@@ -56,8 +56,6 @@ def evaluate_task(task: Task, pipeline: Pipeline, settings: TrainSettings) -> He
     if (source := task.held_out_source()) is None:
         inputs, targets = task.held_out
         loss, outputs = pipeline.evaluate(inputs, targets, gather=wanted)
-        # A user's metric compares both, and a device other than the host has computed the outputs.
-        outputs, targets = map_tensors((outputs, targets), torch.Tensor.cpu)
     else:
         loss, outputs, targets = _of_dataset(source, pipeline, settings, wanted)
     return HeldOut(loss=loss, metrics=_metrics(task, pipeline, outputs, targets) if wanted else {})
@@ -107,13 +105,21 @@ def _joined(pieces: list[Piece]) -> tuple[Any, Any]:
 def _metrics(task: Task, pipeline: Pipeline, outputs: Any, targets: Any) -> dict[str, float]:
     # Computed on rank 0. A rank that is lost in the user's function is noticed before rank 0 writes results.
     def work() -> list[Any]:
-        return _found(task, outputs, targets) if pipeline.world.rank == 0 else []
+        return _found(task, _beside(outputs, targets), targets) if pipeline.world.rank == 0 else []
 
     found, refused = wait_for_ranks(pipeline.world, work)[0]
     if refused:
         where, what, wanted, remedy = refused
         raise InvalidInput(f"returned {what}, must return {wanted}", where=where, remedy=remedy)
     return found
+
+
+def _beside(outputs: Any, targets: Any) -> Any:
+    # A metric compares both. The outputs are on the device of the pipeline, the targets where the user put them.
+    where = next((each.device for each in leaves(targets)), torch.device("cpu"))
+    if all(each.device == where for each in leaves(outputs)):
+        return outputs
+    return map_tensors(outputs, lambda each: each.to(where))
 
 
 def _found(task: Task, outputs: Any, targets: Any) -> list[Any]:
