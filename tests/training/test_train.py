@@ -106,9 +106,15 @@ def test_a_configuration_and_a_plan_may_be_values(config: Path) -> None:
     assert resumed.result.loss_first == first.result.loss_first
 
 
-def test_only_the_last_steps_are_recorded(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every step was recorded, and before every step all ranks waited for each other."""
-    settings = read_config(config, ["train.steps=8"])
+@pytest.mark.parametrize(("steps", "expected"), [(8, [False] * 3 + [True] * TRACED), (2, [False, True]), (1, [True])])
+def test_only_the_last_steps_are_recorded(
+    steps: int, expected: list[bool], config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every step was recorded, and before every step all ranks waited for each other.
+
+    After two steps, a forward had "taken 22.85x what was predicted": the first one is also checked.
+    """
+    settings = read_config(config, [f"train.steps={steps}"])
     task = load_task(settings.task, settings.folder, settings.train.seed)
     graph, cluster = gp.capture(task.module, task.example_inputs), gp.Cluster.preset("local:1")
     plan = gp.plan(graph, gp.estimate(graph, cluster), cluster, batch_size=settings.train.batch_size)
@@ -123,7 +129,7 @@ def test_only_the_last_steps_are_recorded(config: Path, monkeypatch: pytest.Monk
     folder = RunFolder(Path("run"))
     folder.path.mkdir()
     assert train_rank(settings, task, plan, folder) is not None
-    assert recorded == [False] * 3 + [True] * TRACED
+    assert recorded == expected
     assert Trace.load(folder.measured_trace).spans
 
 

@@ -18,7 +18,7 @@ TRACED = 5
 """Number of last steps that are traced. The one with the median time is saved as the measured trace.
 
 Before a traced step all ranks wait for each other. The steps before evaluations are traced too. The others are not
-recorded, and do not have this barrier."""
+recorded, and do not have this barrier. Nor is the first step, if others follow, because stages are checked in it."""
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ def run_steps(
     settings, callbacks, last = evaluations.config.train, evaluations.callbacks, telemetry.steps
     for end in segment_ends(settings, pipeline.steps, last, flushes=pipeline.plan.weights == "flush"):
         evaluated = evaluations.due(end)
-        pipeline.recording = end > last - TRACED or evaluated
+        pipeline.recording = (end > last - TRACED or evaluated) and (pipeline.steps > 0 or end == last)
         for each in _segment(pipeline, batches, end):
             history.append(each)
             figures = telemetry.step(each, drained=each.step == end)

@@ -31,7 +31,7 @@ def finish(folder: RunFolder, plan: Plan) -> FinishedRun:
     """Write both steps for ui.perfetto.dev and the corrected costs, and return what rank 0 has written.
 
     The costs of a plan that splits operators are of the graph with their parts, which no other plan starts from. So
-    they are not written.
+    they are not written. Nor are those of a training of one step, in which stages are checked.
 
     Raises:
         InvalidInput: a file of the run cannot be read.
@@ -39,12 +39,12 @@ def finish(folder: RunFolder, plan: Plan) -> FinishedRun:
     traces = [Trace.load(path) for path in (folder.predicted_trace, folder.measured_trace) if path.exists()]
     save_chrome(folder.chrome_trace, traces)
     measured = traces[-1] if traces and traces[-1].source == "measured" else None
+    result = from_body(TrainResult, read_json(folder.metrics), str(folder.metrics))
     passes = ()
-    if measured and measured.plan_fingerprint == plan.fingerprint and not _has_parts(plan):
+    if measured and measured.plan_fingerprint == plan.fingerprint and result.steps > 1 and not _has_parts(plan):
         learned = learn(plan, measured)
         learned.costs.save(folder.learned_costs)
         passes = learned.passes
-    result = from_body(TrainResult, read_json(folder.metrics), str(folder.metrics))
     return FinishedRun(folder=folder, plan=plan, result=result, learned=passes)
 
 
