@@ -1,15 +1,18 @@
 """All stages in one process on one GPU, a stream per stage: profiled, predicted, measured, and the error (target 10 %).
 
 The stages share the GPU: to the simulator they are devices of a node with one core, of which each running task has an
-equal share. Operators are profiled on that GPU, in float32. Measured is the median of 20 steps after 5, memory what
-torch has allocated at most; predicted memory is the sum over stages.
+equal share. Operators are profiled on that GPU, in float32. Measured is the median of 20 steps after 5. Memory is the
+most in those steps, less what was there before the model; predicted memory is the sum over stages. Where the host waits
+for the GPU after each task, no freed memory is kept for a stream that has yet to read it: that peak stands beside it.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -21,7 +24,11 @@ from graphpipe.cluster.device import Device, DeviceType, Link
 from graphpipe.devices.registry import kind_of
 from graphpipe.model.zoo import gpt, mmt
 from graphpipe.model.zoo.zoo_model import ZooModel
+from graphpipe.plans.sharding import SampleRange
 from graphpipe.profiler.effort import Effort
+from graphpipe.run.stage.mini_batch import MiniBatch
+from graphpipe.run.stage.stage_replica_run import StageReplicaRun
+from graphpipe.schedule import StageTask
 from graphpipe.trace.compare import compare
 
 TARGET = 0.10
@@ -39,28 +46,43 @@ class Case:
     micro_batch: int
 
 
-def cases(device: str, *, small: bool = False) -> list[Case]:
-    """Return the cases; the `small` ones take milliseconds on a CPU and serve as a smoke test."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """What was measured."""
+
+    seconds: list[float]
+    """Of every step."""
+    trace: gp.Trace
+    """Of the last step."""
+    peak_bytes: float | None
+    """The most memory in a step. None on the host, whose memory others use too."""
+    peak_bytes_where_the_host_waits: float | None
+    """The most memory in a step whose host waits for the device after each task."""
+
+
+def cases(device: str, *, small: bool = False) -> Iterator[Case]:
+    """Yield the cases, each built when it is asked for, so that a device holds one.
+
+    The `small` ones take milliseconds on a CPU and serve as a smoke test.
+    """
     chain = gpt.GptShape(layers=8, sequence=512, hidden=1024, heads=16, feed_forward=4096, vocabulary=8192)
     branches = mmt.MmtShape(layers=4, sequence=256, hidden=1024, heads=16, feed_forward=4096)
     sizes = {"batch_size": 8, "micro_batch": 2} if small else {"batch_size": 64, "micro_batch": 8}
     layers = gpt.SMALL.layers if small else chain.layers
     parts = [tuple(f"layers.{layer}.*" for layer in range(first, first + layers // 4)) for first in _quarters(layers)]
     embedding = () if small else ("embedding",)  # a small embedding is part of the first layer
-    return [
-        Case(
-            name="gpt",
-            model=gpt.build(gpt.SMALL if small else chain, device),
-            stages=(embedding + parts[0], *parts[1:3], (*parts[3], "head.*")),
-            **sizes,
-        ),
-        Case(
-            name="mmt",
-            model=mmt.build(mmt.SMALL if small else branches, device),
-            stages=(*((f"branch{branch}.*",) for branch in range(4)), ("head",)),
-            **sizes,
-        ),
-    ]
+    yield Case(
+        name="gpt",
+        model=gpt.build(gpt.SMALL if small else chain, device),
+        stages=(embedding + parts[0], *parts[1:3], (*parts[3], "head.*")),
+        **sizes,
+    )
+    yield Case(
+        name="mmt",
+        model=mmt.build(mmt.SMALL if small else branches, device),
+        stages=(*((f"branch{branch}.*",) for branch in range(4)), ("head",)),
+        **sizes,
+    )
 
 
 def shared_device(device: torch.device, stages: int, link: Link | None = None) -> gp.Cluster:
@@ -120,9 +142,10 @@ def measure(
     costs = gp.profile(case.model.module, examples, cluster, graph=graph, batch_sizes=sizes, effort=effort)
     plan = gp.hand_plan(graph, costs, cluster, batch_size=case.batch_size, stages=_by_hand(case))
     assert plan.prediction is not None
-    seconds, measured, peak = train(case, plan, device, warmup=warmup, steps=steps)
-    predicted = plan.prediction.step_seconds
-    found = compare(gp.simulate(plan), measured)
+    training = train(case, plan, device, warmup=warmup, steps=steps)
+    measured_seconds, peak = median(training.seconds), training.peak_bytes
+    predicted, predicted_peak = plan.prediction.step_seconds, sum(plan.prediction.peak_bytes)
+    found = compare(gp.simulate(plan), training.trace)
     return {
         "model": case.name,
         "device": describe(device)[0],
@@ -131,11 +154,12 @@ def measure(
         "micro_batch": case.micro_batch,
         "schedule": plan.schedule,
         "predicted_step_seconds": predicted,
-        "measured_step_seconds": median(seconds),
-        "error": predicted / median(seconds) - 1.0,
-        "predicted_peak_bytes": sum(plan.prediction.peak_bytes),
+        "measured_step_seconds": measured_seconds,
+        "error": predicted / measured_seconds - 1.0,
+        "predicted_peak_bytes": predicted_peak,
         "measured_peak_bytes": peak,
-        "memory_error": None if peak is None else sum(plan.prediction.peak_bytes) / peak - 1.0,
+        "peak_bytes_where_the_host_waits": training.peak_bytes_where_the_host_waits,
+        "memory_error": None if peak is None else predicted_peak / peak - 1.0,
         "differences": [
             {"stage": plan.stages[each.stage].name, "kind": each.kind, "total_seconds": each.total_seconds}
             for each in found.differences[:5]
@@ -143,23 +167,41 @@ def measure(
     }
 
 
-def train(
-    case: Case, plan: gp.Plan, device: torch.device, *, warmup: int, steps: int
-) -> tuple[list[float], gp.Trace, float | None]:
-    """Return the seconds of every step, the trace of the last, and the peak of memory where only we use it."""
+def train(case: Case, plan: gp.Plan, device: torch.device, *, warmup: int, steps: int) -> Training:
+    """Train some steps, and return what was measured after the first `warmup` ones."""
     inputs, targets = case.model.batch(torch.Generator().manual_seed(0), case.batch_size)
     inputs, targets = {name: each.to(device) for name, each in inputs.items()}, targets.to(device)
-    seconds: list[float] = []
+    kind, seconds = kind_of(device), list[float]()
     options = gp.PipelineOptions(device=device, record=True)
     with gp.Pipeline(plan, case.model.module, case.model.loss_fn, adamw, options=options) as pipeline:
-        for _ in range(warmup + steps):
+        for step in range(warmup + steps):
+            if step == warmup and not kind.on_host:
+                kind.reset_peak(device)
             _settle(device)
             start = time.perf_counter()
             pipeline.step(inputs, targets)
             _settle(device)
             seconds.append(time.perf_counter() - start)
-        peak = kind_of(device).peak_bytes(device) if not kind_of(device).on_host else None
-        return seconds[warmup:], pipeline.trace(), peak
+        trace, peak, waiting = pipeline.trace(), None, None
+        if not kind.on_host:
+            peak = kind.peak_bytes(device)
+            kind.reset_peak(device)
+            with _waiting_after_each_task(device):
+                pipeline.step(inputs, targets)
+            waiting = kind.peak_bytes(device)
+    return Training(seconds=seconds[warmup:], trace=trace, peak_bytes=peak, peak_bytes_where_the_host_waits=waiting)
+
+
+@contextmanager
+def _waiting_after_each_task(device: torch.device) -> Generator[None]:
+    ordinary = StageReplicaRun.do
+
+    def do(run: StageReplicaRun, task: StageTask, rows: SampleRange, batch: MiniBatch) -> None:
+        ordinary(run, task, rows, batch)
+        _settle(device)
+
+    with patch.object(StageReplicaRun, "do", do):
+        yield
 
 
 def _by_hand(case: Case) -> list[gp.HandStage]:
@@ -185,12 +227,14 @@ def main() -> None:
     device = torch.device("cuda", 0)
     rows = [measure(case, device) for case in cases("cuda:0")]
     header = ["model", "stages", "predicted ms", "measured ms", "error", "predicted GiB", "measured GiB", "error"]
+    header.append("GiB if the host waits")
     lines: list[list[object]] = []
     for row in rows:
         milliseconds = [f"{row[key] * 1e3:.2f}" for key in ("predicted_step_seconds", "measured_step_seconds")]
-        memory = [f"{row[key] / 2**30:.2f}" for key in ("predicted_peak_bytes", "measured_peak_bytes")]
+        peaks = ("predicted_peak_bytes", "measured_peak_bytes", "peak_bytes_where_the_host_waits")
+        memory = [f"{row[key] / 2**30:.2f}" for key in peaks]
         errors = [f"{row[key]:+.1%}" for key in ("error", "memory_error")]
-        lines.append([row["model"], row["stages"], *milliseconds, errors[0], *memory, errors[1]])
+        lines.append([row["model"], row["stages"], *milliseconds, errors[0], *memory[:2], errors[1], memory[2]])
         print(*lines[-1], sep="\t", flush=True)
     name = describe(device)[0]
     markdown("gpu", f"One GPU: {name}", (__doc__ or "").partition("\n\n")[2].strip(), header, lines)
