@@ -32,7 +32,7 @@ launch = "5 us"                     # optional: fixed cost of one kernel (defaul
 half_peak_flops = 1e9               # optional: FLOPs of a kernel at half of the peak (default: 64 us at peak)
 host_bandwidth = "12 GB/s"          # optional: of copies to and from the memory of the node (default 12 GB/s)
 context = "400 MB"                  # optional: what a process holds before it allocates anything (default: nothing)
-workspace = "8 MB"                  # optional: what libraries hold for each stage (default: nothing)
+workspace = "8 MB"                  # optional: what libraries hold for its stream (default: nothing)
 communicator = "100 MB"             # optional: of each group of ranks that a device is in (default: nothing)
 reserved = 0.05                     # optional: held by the allocator besides what is in use, as a share (default: 0)
 

@@ -90,7 +90,7 @@ class DeviceType:
     context_bytes: float = 0.0
     """Bytes that a process holds before it allocates any: its context, and the kernels that it has loaded."""
     workspace_bytes: float = 0.0
-    """Bytes that libraries hold for each stream that computes. Every stage on a device has a stream."""
+    """Bytes that libraries hold for a stream that computes. All tasks of a device share one."""
     communicator_bytes: float = 0.0
     """Bytes of a communicator. A device has two for each device with which it exchanges messages, one for each sum of
     gradients, and one of all devices."""

@@ -47,9 +47,9 @@ class BesideStages:
 def beside_stages(plan: Plan) -> dict[int, BesideStages]:
     """Return what each device in use holds besides its stages, by the figures of its type.
 
-    There is a workspace for every stage on the device. There are two communicators for each peer with which it
-    exchanges messages, one for each sum of gradients that it takes part in, and one of all devices.
-    If several devices share a replica, they have one more.
+    There is one workspace, because the tasks of a device share a stream. There are two communicators for each peer with
+    which it exchanges messages, one for each sum of gradients that it takes part in, and one of all devices. If several
+    devices share a replica, they have one more.
     """
     needed, peers = needed_bytes(plan), _peers(plan)
     sums = [group for stage in plan.stages for group in (*stage.peers, *(stage.replicas if stage.tensor > 1 else ()))]
@@ -60,7 +60,7 @@ def beside_stages(plan: Plan) -> dict[int, BesideStages]:
         groups = sum(len(devices) > 1 and device in devices for devices in (*sums, plan.used_devices))
         held[device] = BesideStages(
             context=kind.context_bytes,
-            workspaces=kind.workspace_bytes * sum(device in stage.devices for stage in plan.stages),
+            workspaces=kind.workspace_bytes,
             communicators=kind.communicator_bytes * (2 * len(peers[device]) + groups),
             reserved=kind.reserved_share * needed[device],
         )

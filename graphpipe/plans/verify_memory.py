@@ -50,8 +50,7 @@ def check_memory(plan: PlanFields) -> None:
 def _beside(plan: PlanFields, device: int, needed: float) -> float:
     """Return the bytes of context, workspaces, communicators and reserve of a device in use, besides what it needs."""
     kind = plan.cluster.types[plan.cluster.devices[device].type]
-    held = kind.context_bytes + kind.reserved_share * needed
-    held += kind.workspace_bytes * sum(device in stage.devices for stage in plan.stages)
+    held = kind.context_bytes + kind.workspace_bytes + kind.reserved_share * needed
     if not kind.communicator_bytes:
         return held
     peers = {pair[0] for pair in _exchanging(plan) if pair[1] == device}

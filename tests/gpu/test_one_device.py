@@ -1,4 +1,4 @@
-"""All stages in one process on one device: a GPU has one stream per stage, a CPU runs the same code without streams."""
+"""All stages in one process: a GPU has a stream per device of the plan, a CPU runs the same code without streams."""
 
 import os
 import subprocess
@@ -78,7 +78,7 @@ def test_parameters_that_stages_share(cut: str, device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_model_is_profiled_planned_predicted_and_measured(device: str) -> None:
-    for case in gpu.cases(device, small=True)[1 if device == "cpu" else 0 :]:
+    for case in [*gpu.cases(device, small=True)][1 if device == "cpu" else 0 :]:
         row = gpu.measure(case, torch.device(device), warmup=1, steps=3, effort=Effort(repeats=1, most=1))
         assert row["stages"] == len(case.stages)
         assert 0 < row["predicted_step_seconds"] < 10
@@ -89,7 +89,7 @@ def test_a_model_is_profiled_planned_predicted_and_measured(device: str) -> None
 
 
 def test_stages_of_one_device_are_predicted_to_share_it() -> None:
-    case = gpu.cases("cpu", small=True)[1]
+    _, case = gpu.cases("cpu", small=True)
     graph = gp.capture(case.model.module, case.model.example_inputs)
     shared = gpu.shared_device(torch.device("cpu"), 5)
     costs = gp.estimate(graph, shared)
@@ -104,13 +104,13 @@ def test_stages_of_one_device_are_predicted_to_share_it() -> None:
 
 
 @NEEDS_A_GPU
-def test_every_stage_has_a_stream_and_spans_are_timed_by_events() -> None:
+def test_every_device_has_a_stream_and_spans_are_timed_by_events() -> None:
     pipeline, _ = build("four", record=True, device="cuda:0")
     pipeline.step(*fan_batch())
     streams = pipeline._worker.streams
-    assert len({id(stream) for stream in streams.stages.values()}) == 4
+    assert len({id(stream) for stream in streams.devices.values()}) == 4
     assert all(
-        isinstance(stream, CudaStream) for stream in [streams.main, *streams.stages.values(), *streams.edges.values()]
+        isinstance(stream, CudaStream) for stream in [streams.main, *streams.devices.values(), *streams.edges.values()]
     )
     assert isinstance(pipeline._worker.recorder.clock, CudaClock)
     trace = pipeline.trace()

@@ -29,8 +29,8 @@ def test_each_term_is_counted_once() -> None:
     # A replica has one peer, and is in the group of the replicas and in that of all.
     assert held[0] == BesideStages(context=100, workspaces=10, communicators=2 * 1 + 2, reserved=needed[0] / 2)
     # The last device has two peers, two stages, and is in no group but that of all.
-    assert held[2] == BesideStages(context=100, workspaces=20, communicators=2 * 2 + 1, reserved=needed[2] / 2)
-    assert held[2].total == 125 + needed[2] / 2
+    assert held[2] == BesideStages(context=100, workspaces=10, communicators=2 * 2 + 1, reserved=needed[2] / 2)
+    assert held[2].total == 115 + needed[2] / 2
 
 
 def test_replicas_without_common_samples_are_not_peers() -> None:

@@ -84,8 +84,9 @@ class RankMessages:
         self.warm |= new
 
     def send(self, values: Sequence[Tensor], peer: int, transfer: Transfer) -> None:
-        """Start sending the values of a transfer to rank `peer`."""
-        pending = self._start([rows.contiguous() for rows in values], peer, sends=True)
+        """Start sending the values of a transfer, which must be contiguous, to rank `peer`."""
+        assert all(rows.is_contiguous() for rows in values)
+        pending = self._start(values, peer, sends=True)
         self.sending.setdefault(id(transfer), []).extend(pending)
 
     def receive(self, values: Sequence[Tensor], peer: int) -> list[PendingMessage]:

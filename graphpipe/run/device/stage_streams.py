@@ -1,12 +1,13 @@
-"""The streams of one rank: one per stage replica, one per stage edge and direction, and the caller's.
+"""The streams of one rank: one per device of the plan, one per stage edge and direction, and the caller's.
 
     main     weights ready |                                         | gradients there: reduce, sum up, update
-    s0              F0.0 F0.1 ...                        B0.0 ...
+    d0              F0.0 F0.1 ...                        B0.0 ...
     edge 0 ->            copy or receive  ...                          a message waits only for the task that made it,
-    s1                                  F1.0 ... B1.0                  not for other tasks of its device
+    d1                                  F1.0 ... B1.0                  not for other tasks of its device
 
-So stages on one GPU run side by side, and so do messages and tasks. A receive begins when it is posted, not after the
-tasks that were queued before it.
+Tasks of one device run one at a time, as the schedule says, so what one stage frees the next one uses again. Devices
+that share a GPU run side by side, and so do messages and tasks. A receive begins when it is posted, not after the tasks
+that were queued before it.
 """
 
 from collections.abc import Collection, Generator, Iterable, Mapping
@@ -20,6 +21,7 @@ from torch import Tensor
 from graphpipe.devices.device_kind import Stream
 from graphpipe.devices.registry import kind_of
 from graphpipe.plans import Plan
+from graphpipe.run.device.lent_memory import EdgeBuffers, LentMemory
 
 Direction = Literal["forward", "backward"]
 
@@ -31,23 +33,23 @@ class HostStreams(NamedTuple):
     back: Stream
 
 
-_EVERYWHERE = -1
-
-
 @dataclass(slots=True)
 class StageStreams:
-    """Each stream is created when it is first used, so only for stages of this rank."""
+    """Each stream is created when it is first used, so only for devices and edges of this rank."""
 
     device: torch.device
     sharing: dict[int, int]
-    """The first of the stages that share a stream, by stage, because their gradients add up in the same tensors. A
-    stage that shares none is left out."""
-    stages: dict[tuple[int, int], Stream] = field(default_factory=dict[tuple[int, int], Stream])
-    """The streams of tasks, by stage and device. Stages that share a stream have it under the first of them and
-    `_EVERYWHERE`."""
+    """The first of the devices that share a stream, by device, because gradients of their stages add up in the same
+    tensors. A device that shares none is left out."""
+    devices: dict[int, Stream] = field(default_factory=dict[int, Stream])
+    """The streams of tasks, by device. Devices that share a stream have it under the first of them."""
     edges: dict[tuple[int, Direction], Stream] = field(default_factory=dict[tuple[int, Direction], Stream])
     hosts: dict[int, HostStreams] = field(default_factory=dict[int, HostStreams])
     """The streams of copies to and from the host, by device."""
+    lent: dict[Stream, LentMemory] = field(default_factory=dict[Stream, LentMemory])
+    """What the tasks of devices keep in this step for messages, by stream."""
+    buffers: dict[Stream, EdgeBuffers] = field(default_factory=dict[Stream, EdgeBuffers])
+    """What edges keep in this step for tasks, by stream."""
     main: Stream = field(init=False)
 
     def __post_init__(self) -> None:
@@ -61,14 +63,17 @@ class StageStreams:
             device: where the rank computes.
             plan: to be run.
         """
-        return StageStreams(device, _united([tied.stages for tied in plan.tied_gradients]))
+        tied = [
+            {device for stage in each.stages for device in plan.stages[stage].devices} for each in plan.tied_gradients
+        ]
+        return StageStreams(device, _united(tied))
 
-    def stage(self, stage: int, device: int) -> Stream:
-        """Return the stream of a replica."""
-        key = (self.sharing[stage], _EVERYWHERE) if stage in self.sharing else (stage, device)
-        if key not in self.stages:
-            self.stages[key] = self._new()
-        return self.stages[key]
+    def tasks(self, device: int) -> Stream:
+        """Return the stream of a device's tasks."""
+        first = self.sharing.get(device, device)
+        if first not in self.devices:
+            self.devices[first] = self._new()
+        return self.devices[first]
 
     def edge(self, edge: int, direction: Direction) -> Stream:
         """Return the stream of the messages along a stage edge, outputs or gradients."""
@@ -82,6 +87,18 @@ class StageStreams:
             self.hosts[device] = HostStreams(self._new(), self._new())
         return self.hosts[device]
 
+    def lent_memory(self, stream: Stream) -> LentMemory:
+        """Return what the tasks of a stream keep for messages."""
+        if stream not in self.lent:
+            self.lent[stream] = LentMemory(stream)
+        return self.lent[stream]
+
+    def edge_buffers(self, stream: Stream) -> EdgeBuffers:
+        """Return what the stream of an edge keeps for tasks."""
+        if stream not in self.buffers:
+            self.buffers[stream] = EdgeBuffers(stream)
+        return self.buffers[stream]
+
     @contextmanager
     def forked(self) -> Generator[None]:
         """Let all streams wait for earlier operations, and later operations wait for all streams, even on an error."""
@@ -94,20 +111,21 @@ class StageStreams:
         finally:
             for stream in self._all:
                 self.main.wait(stream.mark())
+            self.lent.clear()
+            self.buffers.clear()
 
     @contextmanager
-    def updating(self, stage: int, device: int, used: Mapping[int, Collection[Tensor]]) -> Generator[None]:
-        """Enter the stream of a replica to update the weights of all replicas of its stage in this process.
+    def updating(self, device: int, used: Mapping[int, Collection[Tensor]]) -> Generator[None]:
+        """Enter the stream of a device to update the weights of all replicas of its stage in this process.
 
         The update waits for the tasks of all of them and for the sum of their gradients, and their next tasks wait for
         the update.
 
         Args:
-            stage: its position.
             device: of the replica.
             used: by device: weights and gradients that the tasks and the update read. Their memory may be freed.
         """
-        own, others = self.stage(stage, device), {other: self.stage(stage, other) for other in used}
+        own, others = self.tasks(device), {other: self.tasks(other) for other in used}
         own.wait(self.main.mark())
         for other, stream in others.items():
             own.wait(stream.mark())
@@ -120,10 +138,15 @@ class StageStreams:
             if stream is not own:
                 stream.wait(done)
 
-    def join(self, streams: Iterable[Stream]) -> None:
-        """Let later operations of the caller wait for these streams."""
-        for stream in streams:
-            self.main.wait(stream.mark())
+    def join(self, used: Mapping[int, Collection[Tensor]]) -> None:
+        """Let later operations of the caller wait for devices.
+
+        Args:
+            used: by device: tensors of its tasks that the caller reads. Their memory may be freed.
+        """
+        for device, tensors in used.items():
+            self.main.wait(self.tasks(device).mark())
+            self.main.hold(tensors)
 
     def _new(self) -> Stream:
         stream = kind_of(self.device).new_stream(self.device)
@@ -133,15 +156,15 @@ class StageStreams:
     @property
     def _all(self) -> list[Stream]:
         copying = (stream for both in self.hosts.values() for stream in both)
-        return [*self.stages.values(), *self.edges.values(), *copying]
+        return [*self.devices.values(), *self.edges.values(), *copying]
 
 
 def _united(groups: Iterable[Collection[int]]) -> dict[int, int]:
-    # Merge groups that have a stage in common.
+    # Merge groups that have a device in common.
     first: dict[int, int] = {}
     for group in groups:
-        merged = {first.get(stage, stage) for stage in group}
+        merged = {first.get(device, device) for device in group}
         lowest = min(merged)
-        first = {stage: lowest if stands in merged else stands for stage, stands in first.items()}
+        first = {device: lowest if stands in merged else stands for device, stands in first.items()}
         first |= dict.fromkeys(group, lowest)
     return first

@@ -13,7 +13,7 @@ from graphpipe.plans.sharding import SampleRange
 from graphpipe.run.comm.rank_placement import ReplicaSlot
 from graphpipe.run.stage.edge_values import check_outputs
 from graphpipe.run.stage.mini_batch import MiniBatch
-from graphpipe.run.stage.receive_buffers import NamedTensors, ReceiveBuffers
+from graphpipe.run.stage.receive_buffers import LastUse, NamedTensors, ReceiveBuffers
 from graphpipe.run.step.gather_outputs import Piece
 from graphpipe.schedule import StageTask
 
@@ -71,6 +71,11 @@ class InferenceReplicaRun:
             if replica.program.is_output:
                 self.results.append((rows, result))
         self.outgoing_task = task
+
+    def last_uses(self, task: StageTask, *, training: bool) -> list[LastUse]:
+        """Return the received values, because nothing reads them after their task."""
+        del training
+        return self.received.last_uses(task, "forward")
 
     def _compute(self, values: Mapping[str, Tensor], rows: SampleRange) -> Computed | None:
         """Return the outputs, None if every sample fails."""

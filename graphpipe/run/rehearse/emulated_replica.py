@@ -19,7 +19,7 @@ from graphpipe.run.device.stage_streams import StageStreams
 from graphpipe.run.faults.status_reporter import StatusReporter
 from graphpipe.run.stage.edge_values import EdgeSpecs
 from graphpipe.run.stage.mini_batch import MiniBatch
-from graphpipe.run.stage.receive_buffers import NamedTensors, ReceiveBuffers
+from graphpipe.run.stage.receive_buffers import LastUse, NamedTensors, ReceiveBuffers
 from graphpipe.run.weights.replica_sync import ReplicaSync, StageReplicas
 from graphpipe.run.weights.sync_allreduce import AllReduce
 from graphpipe.run.weights.tied_parameters import TiedParameters, tied_ranks
@@ -76,6 +76,11 @@ class EmulatedReplicaRun:
         edges = {"F": replica.sends, "B": replica.receives, "I": replica.receives}.get(task.kind, {})
         self.outgoing = {edge: {spec.name: _rows(spec, len(rows)) for spec in specs} for edge, specs in edges.items()}
         self.outgoing_task = task
+
+    def last_uses(self, task: StageTask, *, training: bool) -> list[LastUse]:
+        """Return nothing: a rehearsal computes on the host, whose operations do not run behind it."""
+        del task, training
+        return []
 
     def offload(self, micro_batch: int) -> None:
         """Emulate a copy to the memory of the node, or to a neighbour."""

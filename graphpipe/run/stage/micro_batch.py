@@ -13,7 +13,7 @@ from graphpipe.model.halves.split_backward import WeightHalf, input_half
 from graphpipe.model.saved_tensors import handle_saved_tensors
 from graphpipe.run.stage.edge_values import gradient_of
 from graphpipe.run.stage.offload import OffloadedTensors
-from graphpipe.run.stage.receive_buffers import NamedTensors
+from graphpipe.run.stage.receive_buffers import LastUse, NamedTensors
 from graphpipe.run.stage.recompute import Recomputation
 
 BackwardContext = Callable[[list[Tensor]], AbstractContextManager[None]]
@@ -96,6 +96,13 @@ class MicroBatch:
             edge: {name: gradient_of(leaf) for name, leaf in by_name.items() if leaf.requires_grad}
             for edge, by_name in self.received.items()
         }
+
+    def last_uses(self) -> list[LastUse]:
+        """Return the received values, which nothing reads after the backward, without their gradients."""
+        return [
+            LastUse(edge, "forward", [value.detach() for value in values.values()])
+            for edge, values in self.received.items()
+        ]
 
     def _roots(self, arrived: NamedTensors) -> tuple[list[Tensor], list[Tensor]]:
         # Tensors where the backward begins, and their gradients: the loss, and outputs with a graph and a gradient.

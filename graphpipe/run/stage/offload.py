@@ -41,6 +41,15 @@ class Neighbour:
     """The stage and device that offloads."""
 
 
+@dataclass(slots=True, eq=False)
+class CopyOut:
+    """A copy that was started."""
+
+    end: Mark
+    sources: list[Tensor]
+    """What it reads, until later tasks come after its end."""
+
+
 @dataclass(slots=True)
 class Offloading:
     """What one replica of a stage offloads, micro-batch by micro-batch."""
@@ -53,15 +62,15 @@ class Offloading:
     """Where it goes; None is the memory of the node."""
     current: "OffloadedTensors | None" = None
     """The tensors of the micro-batch whose forward runs; None while nothing is to be offloaded."""
-    previous: Mark | None = None
-    """The end of the last copy out that has to be over before the next forward."""
-    last: Mark | None = None
-    """The end of the last copy out."""
+    copies: list[CopyOut] = field(default_factory=list[CopyOut])
+    """The last copies out that tasks have not waited for. All but the last are over before the next forward."""
 
     def begin(self, micro_batch: int, module: nn.Module) -> "OffloadedTensors":
         """Return the handler of saved tensors for the forward of a micro-batch of the stage's module."""
-        if self.previous is not None:
-            self.computing.wait(self.previous)
+        for copy in self.copies[:-1]:
+            self.computing.wait(copy.end)
+            copy.sources.clear()
+        self.copies = self.copies[-1:]
         self.current = OffloadedTensors(self, micro_batch, module)
         return self.current
 
@@ -108,6 +117,10 @@ class OffloadedTensors:
     storages: list[_OffloadedStorage] = field(default_factory=list[_OffloadedStorage])
     arrival: Mark | None = None
     """The end of the copy back, until the backward has waited for it. The task before the backward does not wait."""
+    before: list[CopyOut] = field(default_factory=list[CopyOut])
+    """Copies out that were over before the copy back."""
+    hosts: list[Tensor] = field(default_factory=list[Tensor])
+    """What the copy back reads, until its end."""
     arriving: list[PendingMessage] = field(default_factory=list[PendingMessage])
     """The messages of a neighbour, until the backward has waited for them."""
 
@@ -137,7 +150,9 @@ class OffloadedTensors:
         self.arriving = []
         if self.arrival is not None:
             self.owner.computing.wait(self.arrival)
-            self.arrival = None
+            self.arrival, self.hosts = None, []
+            for copy in self.before:
+                copy.sources.clear()
 
     def offload(self, held: Iterable[Tensor]) -> None:
         """Start to copy what may leave to the memory of the node, and free it.
@@ -158,24 +173,35 @@ class OffloadedTensors:
         out = self.owner.copying.out
         out.wait(self.owner.computing.mark())
         with out.entered():
-            self.storages = self._copy_out([*views.values()], out)
-        self.owner.previous, self.owner.last = self.owner.last, out.mark()
+            self.storages, sources = self._copy_out([*views.values()])
+        self.owner.copies.append(CopyOut(out.mark(), sources if self._behind_the_host else []))
         self.leaving, self.staying, self.held = [], [], []
 
     def fetch(self) -> None:
-        """Start to copy back what was copied out."""
-        back, storages, self.storages = self.owner.copying.back, self.storages, []
-        if self.owner.last is not None:
-            back.wait(self.owner.last)
-        with back.entered():
+        """Start to copy back what was copied out, once the tasks so far have run: the backward frees what arrives."""
+        computing, back, storages, self.storages = self.owner.computing, self.owner.copying.back, self.storages, []
+        with computing.entered():
             arrived = [torch.empty(storage.count, dtype=torch.uint8, device=self.owner.device) for storage in storages]
+        back.wait(computing.mark())
+        if self.owner.copies:
+            back.wait(self.owner.copies[-1].end)
+        with back.entered():
             if (neighbour := self.owner.neighbour) is not None and neighbour.messages is not None:
                 self.arriving = neighbour.messages.fetch(neighbour.replica, arrived, neighbour.rank)
             for storage, buffer in zip(storages, arrived, strict=True):
                 self._copy_back(storage, buffer)
         self.arrival = back.mark()
+        if self._behind_the_host:
+            self.before = [*self.owner.copies]
+            self.hosts = [storage.host for storage in storages if storage.host is not None]
 
-    def _copy_out(self, storages: list[list[SavedTensor]], out: Stream) -> list[_OffloadedStorage]:
+    @property
+    def _behind_the_host(self) -> bool:
+        # Whether copies run after the calls that start them, on streams of their own.
+        return self.owner.copying.out is not self.owner.computing
+
+    def _copy_out(self, storages: list[list[SavedTensor]]) -> tuple[list[_OffloadedStorage], list[Tensor]]:
+        # Returns the copies, and what they read.
         copies: list[_OffloadedStorage] = []
         sources: list[Tensor] = []
         neighbour = self.owner.neighbour
@@ -191,10 +217,9 @@ class OffloadedTensors:
             copies.append(_OffloadedStorage(storage.nbytes(), host, views))
             for saved, _ in tensors:
                 saved.tensor = None
-        out.hold(sources)
         if neighbour is not None and neighbour.messages is not None:
             neighbour.messages.offload(neighbour.replica, self.micro_batch, sources, neighbour.rank)
-        return copies
+        return copies, sources
 
     def host_buffer(self, count: int) -> Tensor:
         """Return bytes in the memory of the node, or of the device if its neighbour is in this rank.
@@ -216,7 +241,6 @@ class OffloadedTensors:
     def _copy_back(self, storage: _OffloadedStorage, arrived: Tensor) -> None:
         if storage.host is not None:
             arrived.copy_(storage.host, non_blocking=True)
-        self.owner.computing.hold([arrived])
         for view, offset, size, stride, dtype in storage.views:
             if (saved := view()) is not None:
                 tensor = torch.empty(0, dtype=dtype, device=self.owner.device)

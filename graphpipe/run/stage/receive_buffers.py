@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,11 +11,21 @@ from torch import Tensor
 from graphpipe.devices.device_kind import Mark, Stream
 from graphpipe.model.stage_program import ValueSpec
 from graphpipe.run.comm.messages import PendingMessage, Reader
+from graphpipe.run.device.stage_streams import Direction
 from graphpipe.run.stage.edge_values import no_gradient
 from graphpipe.schedule import StageTask
 
 NamedTensors = dict[str, Tensor]
 """Tensors by the name of their value."""
+
+
+class LastUse(NamedTuple):
+    """Received values that nothing reads after a task."""
+
+    edge: int
+    """Position in `Plan.edges`."""
+    direction: Direction
+    values: list[Tensor]
 
 
 @dataclass(slots=True)
@@ -90,13 +101,17 @@ class ReceiveBuffers:
         self.by_task[task].marks.append(mark)
 
     def enter(self, task: StageTask, stream: Stream) -> None:
-        """Make the stream of `task` wait for values from stages of this rank, and keep all buffers until it is done."""
+        """Make the stream of `task` wait for values from stages of this rank."""
         buffers = self.by_task.get(task)
         if buffers is not None:
             for mark in buffers.marks:
                 stream.wait(mark)
-            for values in buffers.edges.values():
-                stream.hold(values.values())
+
+    def last_uses(self, task: StageTask, direction: Direction) -> list[LastUse]:
+        """Return what was received for a task that is the last to read it."""
+        buffers = self.by_task.get(task)
+        edges = buffers.edges if buffers else {}
+        return [LastUse(edge, direction, [*values.values()]) for edge, values in edges.items()]
 
     def take(self, task: StageTask) -> dict[int, NamedTensors]:
         """Remove and return the values received for `task`, by edge in ascending order."""

@@ -17,7 +17,7 @@ from graphpipe.run.stage.loss import LossFunction, is_exact, sum_of
 from graphpipe.run.stage.micro_batch import MicroBatch
 from graphpipe.run.stage.mini_batch import MiniBatch
 from graphpipe.run.stage.offload import OffloadedTensors
-from graphpipe.run.stage.receive_buffers import NamedTensors, ReceiveBuffers
+from graphpipe.run.stage.receive_buffers import LastUse, NamedTensors, ReceiveBuffers
 from graphpipe.run.stage.stage_forward import StageForward
 from graphpipe.run.stage.stage_replica import StageReplica
 from graphpipe.schedule import StageTask
@@ -43,6 +43,8 @@ class StageReplicaRun:
     """Micro-batches between their forward and their backward, by number."""
     halves: dict[int, WeightHalf] = field(default_factory=dict[int, WeightHalf])
     """Weight halves that have not run yet, by micro-batch."""
+    until_weights: dict[int, list[LastUse]] = field(default_factory=dict[int, list[LastUse]])
+    """The received values that weight halves may read, by micro-batch. Kept only if streams wait for each other."""
     samples_in_flight: dict[int, float] = field(default_factory=dict[int, float])
     """Samples in flight, by micro-batch, from the forward to the end of the backward (of the weight half, if it is
     split). Kept only if the replica's `in_flight_limit` is set."""
@@ -73,6 +75,22 @@ class StageReplicaRun:
             with weights.reading(task):
                 self._do(task, rows, batch)
         self.outgoing_task = task
+
+    def last_uses(self, task: StageTask, *, training: bool) -> list[LastUse]:
+        """Return the received values that nothing reads after a task."""
+        number = task.micro_batch
+        match task.kind:
+            case "F":
+                return [] if training else self.received.last_uses(task, "forward")
+            case "B":
+                return [*self.received.last_uses(task, "backward"), *self.micro_batches[number].last_uses()]
+            case "I":
+                self.until_weights[number] = self.micro_batches[number].last_uses()
+                return self.received.last_uses(task, "backward")
+            case "W":
+                return self.until_weights.pop(number)
+            case "U":
+                return []
 
     def offload(self, micro_batch: int) -> None:
         """Start to copy what the stage offloads of a micro-batch to the memory of the node, or to a neighbour."""

@@ -100,7 +100,7 @@ def _replicas(
         program, stage = programs[slot.stage][slot.device], plan.stages[slot.stage]
         offloading = None
         if stage.offload:
-            copying, computing = streams.host(slot.device), streams.stage(slot.stage, slot.device)
+            copying, computing = streams.host(slot.device), streams.tasks(slot.device)
             neighbour = _neighbour(plan.stages[slot.stage], slot, placement, world, offloads)
             offloading = Offloading(stage.name, world.device, copying, computing, neighbour)
         set_up_regions(program, stage, world.device, offloading)

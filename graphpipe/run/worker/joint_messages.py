@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from graphpipe.devices.device_kind import Mark, Stream
+from graphpipe.devices.device_kind import Stream
 from graphpipe.model.stage_program import ValueSpec
 from graphpipe.plans.sharding import SampleRange
 from graphpipe.run.comm.messages import PendingMessage
@@ -21,8 +21,6 @@ class HeldGradient(NamedTuple):
     edge: int
     """Position in `Plan.edges` of the edge that it did not go along."""
     rows: Tensor
-    ready: Mark
-    """The point of the stream of that edge after which it may be read."""
 
 
 BuffersOf = Callable[[int], ReceiveBuffers]
@@ -37,27 +35,23 @@ class HeldGradients:
     )
     """The gradients, by the edge that carries the sum, the device, the samples and the value."""
 
-    def hold(self, transfer: Transfer, gradients: NamedTensors, specs: EdgeSpecs, stream: Stream) -> None:
+    def hold(self, transfer: Transfer, gradients: NamedTensors, specs: EdgeSpecs) -> None:
         """Keep the gradients of the values that a transfer leaves out.
 
         Args:
             transfer: of gradients.
             gradients: of all values on its edge, for its samples.
             specs: the values on every edge.
-            stream: of the edge.
         """
         sent = {spec.name for spec in sent_values(transfer, specs)}
         for name in gradients.keys() - sent:
-            stream.hold([gradients[name]])
             key = carrier(transfer, name, specs), transfer.source_device, transfer.samples, name
-            self.held.setdefault(key, []).append(HeldGradient(transfer.edge, gradients[name], stream.mark()))
+            self.held.setdefault(key, []).append(HeldGradient(transfer.edge, gradients[name]))
 
-    def add_to(self, transfer: Transfer, name: str, rows: Tensor, stream: Stream) -> Tensor:
+    def add_to(self, transfer: Transfer, name: str, rows: Tensor) -> Tensor:
         """Return the gradient that a transfer sends: its own, and what was held for it in ascending order of edges."""
         others = self.held.pop((transfer.edge, transfer.source_device, transfer.samples, name), ())
         for other in sorted(others, key=lambda gradient: gradient.edge):
-            stream.wait(other.ready)
-            stream.hold([other.rows])
             rows = rows + other.rows
         return rows
 
@@ -114,7 +108,6 @@ def hand_on(message: PendingMessage, stream: Stream) -> None:
     if not message.readers:
         return
     for reader in message.readers:
-        stream.hold([reader.rows])
         reader.rows.copy_(message.rows)
     mark = stream.mark()
     for reader in message.readers:

@@ -84,7 +84,7 @@ def resolve_schedule(
             replica=(task.stage, device),
             mini_batch=mini_batch,
             rows=rows_there,
-            stream=streams.stage(task.stage, device),
+            stream=streams.tasks(device),
             taken=acknowledged.get((device, task), ()),
         )
         own.append((device, resolved))

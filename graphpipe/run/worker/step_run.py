@@ -148,12 +148,19 @@ class StepRun(Generic[AnyReplica, AnyRun]):
         if isinstance(turn.stream, HostStream):  # entering its context would only cost time
             self._run_task(turn)
             return
+        streams, run = self.worker.streams, self.runs[turn.replica]
+        memory = streams.lent_memory(turn.stream)
+        memory.settle()
+        training = self.batches.mini_batches[turn.mini_batch].training
+        used = run.last_uses(turn.task, training=training)
         if turn.task.kind == "U":
-            entered = self.worker.streams.updating(turn.task.stage, turn.device, self._weights(turn.task.stage))
+            entered = self.worker.streams.updating(turn.device, self._weights(turn.task.stage))
         else:
             entered = turn.stream.entered()
         with entered:
             self._run_task(turn)
+        for edge, direction, values in used:
+            memory.give_back(streams.edge_buffers(streams.edge(edge, direction)), values)
 
     def _weights(self, stage: int) -> dict[int, list[Tensor]]:
         # The weights and gradients of the replicas of a stage, by device.
@@ -198,6 +205,8 @@ class StepRun(Generic[AnyReplica, AnyRun]):
         received.enter(task, turn.stream)
 
     def _join_streams(self, stages: set[int]) -> None:
-        # The gradients are computed on the streams of these stages.
+        # The caller's stream reads the gradients of these stages, and frees them while their devices have other tasks.
         streams = self.worker.streams
-        streams.join({streams.stage(*key) for key in self.runs if key[0] in stages})
+        if not isinstance(streams.main, HostStream):
+            for stage in stages:
+                streams.join(self._weights(stage))

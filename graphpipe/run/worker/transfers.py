@@ -34,20 +34,25 @@ class Transfers(Generic[AnyReplica, AnyRun]):
 
     def send(self, transfer: Transfer) -> None:
         """Start to send what the last task of a replica has made, or copy it within this rank."""
-        source = self.runs[transfer.source_task.stage, transfer.source_device]
+        source, streams = self.runs[transfer.source_task.stage, transfer.source_device], self.worker.streams
         assert source.outgoing_task == transfer.source_task, "a transfer must directly follow the task that made it"
-        streams = self.worker.streams
-        stream = streams.edge(transfer.edge, transfer.direction)
-        stream.wait(streams.stage(transfer.source_task.stage, transfer.source_device).mark())
+        stream, tasks = streams.edge(transfer.edge, transfer.direction), streams.tasks(transfer.source_device)
+        with tasks.entered():
+            leaving = self._leaving(transfer, source.outgoing[transfer.edge])
+        stream.wait(tasks.mark())
+        streams.edge_buffers(stream).settle()
         with stream.entered():
-            self._copy_or_send(transfer, source.outgoing[transfer.edge], stream)
+            self._copy_or_send(transfer, leaving, stream)
+        streams.lent_memory(tasks).lend(leaving.values(), stream)
 
     def receive(self, transfer: Transfer) -> int:
         """Start to receive a transfer from another rank, and return the bytes of its messages."""
         worker, specs = self.worker, self.batches.specs
         peer = worker.placement.rank_of[transfer.source_device]
         target = self.runs[transfer.target_task.stage, transfer.target_device]
-        with worker.streams.edge(transfer.edge, transfer.direction).entered():
+        stream = worker.streams.edge(transfer.edge, transfer.direction)
+        worker.streams.edge_buffers(stream).settle()
+        with stream.entered():
             buffers = self._buffers(transfer)
             joint = transfer.direction == "forward" and bool(worker.placement.plan.joint_edges.outputs)
             sent = {spec.name for spec in sent_values(transfer, specs)}
@@ -70,36 +75,39 @@ class Transfers(Generic[AnyReplica, AnyRun]):
         """Return whether a transfer comes from another rank."""
         return self.worker.placement.rank_of[transfer.source_device] != self.worker.world.rank
 
-    def _copy_or_send(self, transfer: Transfer, outgoing: NamedTensors, stream: Stream) -> None:
-        worker, specs, held, monitor = self.worker, self.batches.specs, self.held, self.worker.monitor
+    def _leaving(self, transfer: Transfer, outgoing: NamedTensors) -> NamedTensors:
+        # What the transfer carries, by name: rows of the values, with the gradients that were held for them.
+        worker, specs, monitor = self.worker, self.batches.specs, self.worker.monitor
         stage = worker.placement.plan.stages[transfer.source_task.stage]
         window = transfer.samples.rows_of(self.batches.rows_of(transfer.source_task, stage, transfer.source_device))
-        peer = worker.placement.rank_of[transfer.target_device]
-        here = peer == worker.world.rank
-        buffers = self._buffers(transfer) if here else {}
+        here = worker.placement.rank_of[transfer.target_device] == worker.world.rank
         copied = here and transfer.direction == "forward"
-        sent = all_values(transfer, specs) if copied else sent_values(transfer, specs)
         if transfer.without and transfer.direction == "backward":
-            held.hold(transfer, {name: value[window] for name, value in outgoing.items()}, specs, stream)
-        leaving: list[Tensor] = []
-        for spec in sent:
+            self.held.hold(transfer, {name: value[window] for name, value in outgoing.items()}, specs)
+        leaving: NamedTensors = {}
+        for spec in all_values(transfer, specs) if copied else sent_values(transfer, specs):
             rows = outgoing[spec.name][window]
-            stream.hold([rows])
-            if held.held and transfer.direction == "backward":
-                rows = held.add_to(transfer, spec.name, rows, stream)
+            if self.held.held and transfer.direction == "backward":
+                rows = self.held.add_to(transfer, spec.name, rows)
             if not here:
                 monitor.enter("send", transfer.source_task.stage, transfer.source_task.micro_batch)
-                rows = monitor.corrupt("send", rows)
+                rows = monitor.corrupt("send", rows).contiguous()
             check_message(rows, spec, len(transfer.samples))
-            if here:
-                buffers[spec.name].copy_(rows)
-            else:
-                leaving.append(rows)
-        if leaving:
-            worker.messages.send(leaving, peer, transfer)
-        if here:
-            received = self.runs[transfer.target_task.stage, transfer.target_device].received
-            received.note(transfer.target_task, stream.mark())
+            leaving[spec.name] = rows
+        return leaving
+
+    def _copy_or_send(self, transfer: Transfer, leaving: NamedTensors, stream: Stream) -> None:
+        worker = self.worker
+        peer = worker.placement.rank_of[transfer.target_device]
+        if peer != worker.world.rank:
+            if leaving:
+                worker.messages.send([*leaving.values()], peer, transfer)
+            return
+        buffers = self._buffers(transfer)
+        for name, rows in leaving.items():
+            buffers[name].copy_(rows)
+        received = self.runs[transfer.target_task.stage, transfer.target_device].received
+        received.note(transfer.target_task, stream.mark())
 
     def _copy_left_out(self, transfer: Transfer, name: str, rows: Tensor) -> None:
         stage_of = [edge.target for edge in self.worker.placement.plan.edges]

@@ -15,7 +15,7 @@ from graphpipe.run.device.stage_streams import StageStreams
 from graphpipe.run.faults.status_reporter import StatusReporter
 from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.mini_batch import MiniBatch
-from graphpipe.run.stage.receive_buffers import NamedTensors, ReceiveBuffers
+from graphpipe.run.stage.receive_buffers import LastUse, NamedTensors, ReceiveBuffers
 from graphpipe.run.stage.stage_replica import StageReplica
 from graphpipe.run.stage.stage_replica_run import StageReplicaRun
 from graphpipe.run.weights.replica_sync import ReplicaSync
@@ -63,6 +63,10 @@ class ReplicaRun(Protocol):
 
     def do(self, task: StageTask, rows: SampleRange, batch: MiniBatch) -> None:
         """Run a task for these samples of a mini-batch."""
+        ...
+
+    def last_uses(self, task: StageTask, *, training: bool) -> Sequence[LastUse]:
+        """Return the received values that nothing reads after a task."""
         ...
 
     def offload(self, micro_batch: int) -> None:
