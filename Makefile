@@ -16,7 +16,7 @@ READY := .venv/ready
 TORCH_INDEX ?=
 ENVIRONMENT := tests/support/make_environment.py
 
-.PHONY: demo test test-portable matrix explore lint format docs bench mutate zoo-graphs notebook clean
+.PHONY: demo test test-slow test-portable matrix explore lint format docs bench mutate zoo-graphs notebook clean
 
 demo: $(DEMO_READY)
 	$(BIN)/graphpipe demo
@@ -25,6 +25,10 @@ demo: $(DEMO_READY)
 # the longest files come first (tests/conftest.py).
 test: $(READY)
 	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 5
+
+# Tests that take long, and whose kind others cover: more hosts, larger models, further families.
+test-slow: $(READY)
+	$(BIN)/pytest --numprocesses 2 --dist loadfile -m slow
 
 # The tests of random graphs with other examples at every call; those of `make test` are always the same.
 explore: $(READY)

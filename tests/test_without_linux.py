@@ -48,6 +48,7 @@ def test_everything_is_hidden(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("hidden\n", "")
 
 
+@pytest.mark.slow
 def test_ranks_train_and_a_failure_is_named(tmp_path: Path) -> None:
     (tmp_path / "tiny.py").write_text(TASK)
     (tmp_path / "tiny.toml").write_text(CONFIG)
@@ -63,6 +64,7 @@ def test_ranks_train_and_a_failure_is_named(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_doctor_examines_the_machine_and_its_ranks(tmp_path: Path) -> None:
     done = portable("-m", "graphpipe", "doctor", "--ranks", "2", folder=tmp_path)
     assert done.returncode in (0, 4), done.stderr

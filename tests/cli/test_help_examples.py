@@ -65,12 +65,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+LONG = {"demo", "init", "tune"}
+"""Verbs whose examples take long, and do what `test_demo`, `test_init` and the room `training/tune` test."""
 DONE: set[str] = set()
 """Commands that have run already."""
 
 
 @pytest.mark.usefixtures("forked_ranks")
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(
+    "verb", [pytest.param(verb, marks=pytest.mark.slow) if verb in LONG else verb for verb in VERBS]
+)
 def test_the_example_of_a_verb_works(verb: str, run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     lines = example(verb)

@@ -306,7 +306,11 @@ CALLS = []
     ("fast", "costs", "said", "cause"),
     [
         (48, "estimate", "has become slow: in each of the last 5 steps", "has become slow"),
-        (0, "profile", "as long as predicted, compared with the other devices", "has been slow from the first step on"),
+        pytest.param(
+            *(0, "profile", "as long as predicted, compared with the other devices"),
+            "has been slow from the first step on",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_run_is_planned_around_a_slow_device(

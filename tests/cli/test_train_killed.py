@@ -17,6 +17,7 @@ CHECKPOINTS = Path("runs/tiny-1/checkpoints")
 WORDS = ("train.checkpoint_every=2", "train.keep=1000000")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_no_rank_outlives_its_launcher_or_writes_beside_the_next_one(run: Run, config: Path) -> None:
     elastic = ("--elastic",)  # An elastic run has a supervisor besides; `tests/launch` kills plain launchers.

@@ -41,6 +41,7 @@ def throughput(found: Plan) -> float:
     return found.batch_size / found.prediction.mini_batch_seconds
 
 
+@pytest.mark.slow
 def test_stashing_is_faster_than_a_flush_on_mmt(mmt: tuple[Graph, CostTable], stashed: Plan) -> None:
     # 32 V100s, 4 samples per device.
     assert throughput(stashed) >= 1.10 * throughput(plan(*mmt, SUMMIT, batch_size=128, stages_per_device=1))

@@ -45,7 +45,7 @@ def saved(traced: dict[str, Traced], tmp_path_factory: pytest.TempPathFactory) -
     return folder
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 4])
 def trained(request: pytest.FixtureRequest, saved: Path) -> list[dict[str, Any]]:
     """Return every rank's results for every model; the ranks are started once for all models."""
     return values(run_ranks(train_all, request.param, saved / f"ranks-{request.param}", str(saved), seconds=500))

@@ -21,8 +21,9 @@ from bench.families.table import FAMILIES, LEFT_OUT
 from bench.record import RESULTS
 from graphpipe.model.capture.capture import capture
 
-CORE = ("mixtral, router losses", "gemma2", "modernbert", "t5", "swin", "wav2vec2", "llava")
-"""Some of each kind. `make bench-families` tries all."""
+CORE = ("mixtral, router losses", "modernbert", "t5")
+"""Families that tests try. `make bench-families` tries all."""
+MORE = ("gemma2", "swin", "wav2vec2", "llava")
 EXACT = 1e-5
 MEASURED = pytest.mark.skipif(
     not __version__.startswith("5.23."), reason="the table of families is of transformers 5.23"
@@ -31,7 +32,7 @@ MEASURED = pytest.mark.skipif(
 
 
 @MEASURED
-@pytest.mark.parametrize("name", CORE)
+@pytest.mark.parametrize("name", [*CORE, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
 def test_every_layer_is_an_operator_of_its_own(name: str) -> None:
     found = measure(name)
     (expected,) = (row for row in saved() if row["family"] == name)
@@ -44,7 +45,9 @@ def test_every_layer_is_an_operator_of_its_own(name: str) -> None:
 
 
 @MEASURED
-@pytest.mark.parametrize("name", ["mixtral", "whisper", "clip"])
+@pytest.mark.parametrize(
+    "name", ["clip", *(pytest.param(each, marks=pytest.mark.slow) for each in ("mixtral", "whisper"))]
+)
 def test_an_ordinary_capture_cuts_between_all_layers_too(name: str) -> None:
     model, example = build_family(name)
     graph = capture(model, {key: each for key, each in example.items() if key != "labels"})

@@ -203,6 +203,7 @@ def test_ten_thousand_tasks_open_in_two_seconds(browser: Browser, tmp_path: Path
     pytest.fail(f"drawn after {drawn} seconds")
 
 
+@pytest.mark.slow
 def test_two_hundred_thousand_tasks_are_merged_into_pixels(browser: Browser, tmp_path: Path) -> None:
     browser.problems.clear()
     write_html(Subject(title="200,000 tasks", predicted=large_trace(64, 1563)), tmp_path / "report.html")

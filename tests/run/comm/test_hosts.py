@@ -74,6 +74,7 @@ def wait_for(path: Path, agents: Sequence[subprocess.Popen[bytes]]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_two_hosts_train_like_one_and_faster_by_a_plan_that_knows_their_link(plan: Planning, tmp_path: Path) -> None:
     plans = {"unaware": plan(2, "1.5 GB/s"), "aware": plan(2, "10 Mb/s")}
     assert [(stage.ops, stage.devices) for stage in plans["unaware"].stages] != [
@@ -96,6 +97,7 @@ def test_two_hosts_train_like_one_and_faster_by_a_plan_that_knows_their_link(pla
     assert ratio > 2
 
 
+@pytest.mark.slow
 def test_one_of_four_hosts_is_cut_off_and_the_others_continue(
     plan: Planning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

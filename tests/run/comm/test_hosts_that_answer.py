@@ -44,6 +44,7 @@ def requests():
 """
 
 
+@pytest.mark.slow
 def test_the_host_that_writes_the_answers_is_cut_off_and_the_others_answer_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ def limited(memory_bytes: float) -> Cluster:
     )
 
 
+@pytest.mark.slow
 def test_two_towers_train_under_a_cap_thanks_to_decisions(tmp_path: Path) -> None:
     zoo = two_towers()
     captured = capture_nodes(zoo.module, zoo.example_inputs)

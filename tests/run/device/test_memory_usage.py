@@ -77,7 +77,7 @@ def test_measured_memory_under_autocast_is_as_predicted(schedule: str, tmp_path:
     assert_as_predicted(by_hand, "gpt-small", tmp_path, 0.05, "bf16")
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_measured_memory_of_sharded_state_is_as_predicted(ranks: int, tmp_path: Path) -> None:
     cluster = Cluster.resolve(f"local:{ranks}")
     captured, costs = measured("gpt-small")
@@ -93,6 +93,7 @@ def test_measured_memory_of_sharded_state_is_as_predicted(ranks: int, tmp_path: 
     assert peaks[1] < peaks[2] < peaks[0]
 
 
+@pytest.mark.slow
 def test_measured_memory_of_layers_is_at_most_as_predicted(tmp_path: Path) -> None:
     """The largest layer counts four times, and most are smaller.
 
@@ -111,7 +112,13 @@ def test_measured_memory_of_layers_is_at_most_as_predicted(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks"), [("gpt-small", 4), ("two-tower-small", 2), ("two-tower-small", 4), ("mmt-small", 4)]
+    ("name", "ranks"),
+    [
+        ("gpt-small", 4),
+        pytest.param("two-tower-small", 2, marks=pytest.mark.slow),
+        ("two-tower-small", 4),
+        pytest.param("mmt-small", 4, marks=pytest.mark.slow),
+    ],
 )
 def test_memory_of_planned_stages_is_as_predicted(name: str, ranks: int, tmp_path: Path) -> None:
     cluster = Cluster.resolve(f"local:{ranks}")

@@ -12,8 +12,8 @@ from run_streams import Race, StreamRecorder
 
 import graphpipe as gp
 from bench.running.engines import adamw
-from bench.running.predicted.gpu import Case, shared_device
 from bench.running.predicted.gpu import cases as bench_cases
+from bench.running.predicted.gpu import shared_device
 from graphpipe.devices.cpu import HostStream
 from graphpipe.devices.registry import kind_of
 from graphpipe.run.device import stage_streams
@@ -70,13 +70,14 @@ def test_offloading(neighbours: dict[int, tuple[int, ...]], recorder: StreamReco
     assert losses == [twin.step(*chain_batch(seed=step)) for step in range(2)]
 
 
-@pytest.mark.parametrize("case", bench_cases("cpu", small=True), ids=lambda case: case.name)
-def test_memory_is_as_planned_while_the_host_runs_ahead(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [0, 1])
+def test_memory_is_as_planned_while_the_host_runs_ahead(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each message of a step kept its blocks until the device had come so far: 6.7 MB in place of 3.6 for GPT."""
+    case = [*bench_cases("cpu", small=True)][number]
     device, stages = torch.device("cpu"), len(case.stages)
     graph, cluster = gp.capture(case.model.module, case.model.example_inputs), shared_device(device, stages)
     costs, peaks = gp.estimate(graph, cluster), list[int]()
-    for batch_size in (16, 32):
+    for batch_size in (12, 20):
         by_hand = [
             gp.HandStage(ops=ops, devices=(at,), micro_batch=case.micro_batch) for at, ops in enumerate(case.stages)
         ]

@@ -28,7 +28,7 @@ def test_one_process_fills_any_plan_alike(stages: int, degree: int, alone: dict[
     assert found["initial"].keys() == alone["initial"].keys()
 
 
-@pytest.mark.parametrize(("stages", "degree"), [(2, 1), (4, 1), (4, 2)])
+@pytest.mark.parametrize(("stages", "degree"), [(2, 1), (4, 1), pytest.param(4, 2, marks=pytest.mark.slow)])
 def test_ranks_fill_their_own_tensors_with_the_same_bits(
     stages: int, degree: int, alone: dict[str, Any], tmp_path: Path
 ) -> None:

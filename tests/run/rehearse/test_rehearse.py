@@ -176,6 +176,7 @@ def test_every_step_of_a_rehearsal_has_its_own_samples() -> None:
     assert 0.04 <= slept[0, "B", 1] < 0.16 <= slept[0, "B", 0]
 
 
+@pytest.mark.slow
 def test_ranks_end_if_the_rehearsal_is_killed(tmp_path: Path) -> None:
     branches().save(tmp_path / "plan.json")
     words = ["rehearse", str(tmp_path / "plan.json"), "--steps", "100000"]

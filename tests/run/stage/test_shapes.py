@@ -26,7 +26,7 @@ def assert_alike(ranks: list[list[dict[str, Any]]], expected_steps: list[dict[st
         assert seen == expected["gradients"].keys()
 
 
-@pytest.mark.parametrize(("cut", "ranks"), [("two", 2), ("four", 4)])
+@pytest.mark.parametrize(("cut", "ranks"), [("two", 2), pytest.param("four", 4, marks=pytest.mark.slow)])
 def test_gpt_trains_on_changing_lengths(cut: str, ranks: int, tmp_path: Path) -> None:
     expected = train_unpartitioned(cut)
     kinds = ["allreduce"] if cut == "two" else ["allreduce", "ddp", "fsdp2", "allreduce, zero"]

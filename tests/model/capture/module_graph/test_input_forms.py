@@ -82,6 +82,7 @@ def loss_fn(output: Tensor, targets: object) -> Tensor:
     return (output * torch.arange(5)).square().mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batches", [(4, 1, 2)])
 def test_a_tower_over_the_patches_of_all_images_is_cut_between_its_layers(micro_batches: tuple[int, ...]) -> None:
     """A stage with other micro-batches than the one before it needs the rows of each sample apart."""
