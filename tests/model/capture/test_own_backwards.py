@@ -189,3 +189,19 @@ def test_a_number_that_a_followed_forward_changes() -> None:
     """It stayed what it was when the model was captured."""
     with pytest.warns(UserWarning, match="the forward of the model itself changes 'calls' and reads it"):
         gp.capture(Annealed(), torch.randn(4, 6))
+
+
+class AnnealedByAMethod(Annealed):
+    def temperature(self) -> int:
+        self.calls += 1
+        return self.calls
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.layer(x))) / self.temperature()
+
+
+@pytest.mark.timeout(60)
+def test_a_number_that_a_method_of_the_forward_changes() -> None:
+    """Only the code of the forward itself was read."""
+    with pytest.warns(UserWarning, match="the forward of the model itself changes 'calls' and reads it"):
+        gp.capture(AnnealedByAMethod(), torch.randn(4, 6))

@@ -7,6 +7,7 @@ import dis
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from types import CodeType
 
 from torch import Tensor, nn
 
@@ -74,8 +75,7 @@ def warn_of_counters(followed: Mapping[nn.Module, str]) -> None:
     """Warn of the first number among the attributes of modules that their own forwards change and read."""
     # torch.export undoes what a forward does to attributes, so the code is read: a number that it sets and reads.
     for module, path in followed.items():
-        code = getattr(type(module).forward, "__code__", None)
-        uses = {(each.opname, each.argval) for each in dis.get_instructions(code)} if code is not None else set()
+        uses = {(each.opname, each.argval) for code in _codes(type(module)) for each in dis.get_instructions(code)}
         for name, value in vars(module).items():
             if type(value) in (int, float) and {("STORE_ATTR", name), ("LOAD_ATTR", name)} <= uses:
                 whose = f"'{path}'" if path else "the model itself"
@@ -85,6 +85,20 @@ def warn_of_counters(followed: Mapping[nn.Module, str]) -> None:
                     "and build a new pipeline; or do so in a submodule that stays whole (opaque=[...])."
                 )
                 return
+
+
+def _codes(kind: type[nn.Module]) -> list[CodeType]:
+    # Of the forward of a class, and of its own methods that it names: a counter often has a method for itself.
+    found: dict[str, CodeType] = {}
+    names = ["forward"]
+    while names:
+        name = names.pop()
+        code = getattr(getattr(kind, name, None), "__code__", None)
+        if name in found or code is None or getattr(nn.Module, name, None) is getattr(kind, name):
+            continue
+        found[name] = code
+        names += code.co_names
+    return [*found.values()]
 
 
 def check_hooks(module: nn.Module, path: str) -> None:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+import graphpipe as gp
 from graphpipe.model.capture.module_graph.calls.opaque_calls import OpaqueCall, recording
 from graphpipe.model.capture.module_graph.calls.static_runs import StaticRuns
 from graphpipe.model.fake_copy import fake_copy
@@ -30,3 +31,18 @@ def test_a_recorded_call_is_one_operator_that_lists_the_arguments_it_wrote_into(
     assert isinstance(call, OpaqueCall)
     assert (call.path, call.tensor_slots, [position for position, _ in call.outcome.written]) == ("writes", [0, 1], [1])
     assert "_call_impl" not in vars(root.get_submodule("writes"))
+
+
+class Prototypes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.points = nn.Parameter(torch.randn(5, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cdist(x, self.points)
+
+
+def test_distances_have_other_operators_for_many_points() -> None:
+    """A model with few prototypes was refused as one that branches on the number of samples."""
+    graph = gp.capture(nn.Sequential(nn.Linear(3, 3), Prototypes()), torch.randn(8, 3))
+    assert graph.order == ("0", "1")
