@@ -1,6 +1,7 @@
 """Checks that a loss is a mean over samples: that of several samples follows from those of some of them."""
 
 import copy
+import math
 import warnings
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
@@ -51,7 +52,10 @@ def check_mean(loss_fn: Callable[[Any, Any], Any], output: Any, targets: Any, *,
     if isinstance(holder, nn.Module):  # it may keep something
         own = copy.deepcopy(holder)
         loss_fn = WeightedLoss(own, loss_fn.weight) if isinstance(loss_fn, WeightedLoss) else own
-    found = _away(loss_fn, _halves(output, targets, rows, part)) or _away(loss_fn, _doubled(output, targets, rows))
+    found = _away(loss_fn, _halves(output, targets, rows, part))
+    if found is None or found.away <= _TOLERANCE:
+        # Two samples may be alike. Where the loss takes no parts of them, it may need as many as a micro-batch has.
+        found = _away(loss_fn, _doubled(output, targets, rows, rows if found is None else part))
     if found is None or found.away <= _TOLERANCE:
         return
     with torch.no_grad(), preserve_rng_state(leaves(output)[0].device):
@@ -85,7 +89,9 @@ def _away(loss_fn: Loss, divided: Iterable[tuple[tuple[_Given, _Given], _Given]]
             abs(one + other - total) / max(abs(one) + abs(other), abs(total), 1e-30), abs(of_one + of_other - of_total)
         )
         if away != away:  # not finite
-            continue
+            if not math.isfinite(total) or again != (total, of_total):
+                continue
+            away = math.inf  # a mean over samples is not finite either if that of a part is not
         known = _Found(away if again == (total, of_total) else 0.0, both)
         if known.away > _TOLERANCE:
             return known
@@ -99,11 +105,12 @@ def _halves(output: Any, targets: Any, rows: int, part: int) -> Generator[tuple[
         yield (one, other), _part(output, targets, rows, 0, 2 * part, factor, scaled=part)
 
 
-def _doubled(output: Any, targets: Any, rows: int) -> Generator[tuple[tuple[_Given, _Given], _Given]]:
-    # All samples, beside the same ones made smaller: some losses need as many samples as a micro-batch has.
-    small = _part(output, targets, rows, 0, rows, _SMALLER, scaled=rows)
-    given = _part(output, targets, rows, 0, rows, 1.0)
-    yield (small, given), (*joined(small[:2], given[:2]), 2 * rows)
+def _doubled(output: Any, targets: Any, rows: int, count: int) -> Generator[tuple[tuple[_Given, _Given], _Given]]:
+    # The first samples, beside the same ones made smaller, so that each label is there twice.
+    count = min(rows, max(count, 2))
+    small = _part(output, targets, rows, 0, count, _SMALLER, scaled=count)
+    given = _part(output, targets, rows, 0, count, 1.0)
+    yield (small, given), (*joined(small[:2], given[:2]), 2 * count)
 
 
 def no_mean(samples: int) -> InvalidInput:

@@ -24,6 +24,8 @@ _ROUNDED = 8.0
 """The same for 16 bits, in units of their last place."""
 _ROUNDING = 1e-6
 """Of a sum of losses, for each sample, where they cancel."""
+_ENOUGH = 4
+"""Samples whose halves have two of them each."""
 _SMALLER = 0.25
 """What samples are multiplied by to make other ones."""
 
@@ -96,16 +98,29 @@ class Found:
 
 
 def divisions(samples: Samples) -> Generator[Parts]:
-    """Yield samples as a whole and in two parts: those of a micro-batch and its halves, then twice as many."""
-    values, rows = samples.values, samples.rows
-    if rows > 1:
-        yield _divided(values, samples.targets, rows, rows // 2)
-    others = {name: samples.others.get(name, _another(value)) for name, value in values.items()}
-    both = {name: torch.cat([value, others[name]]) for name, value in values.items()}
+    """Yield samples as a whole and in two parts, first in parts that have several samples, if that can be.
+
+    Of two samples the lower is the median, as each is of itself. So few samples are put beside others like them.
+    """
+    ways = [_in_two(_twice(samples))]
+    if samples.rows == 1:
+        ways = [_in_two(_twice(_twice(samples))), *ways]
+    elif samples.rows < _ENOUGH:
+        ways = [*ways, _in_two(samples)]
+    else:
+        ways = [_in_two(samples), *ways]
+    yield from ways
+
+
+def _twice(samples: Samples) -> Samples:
+    # The samples and as many others, or changed ones where others are not known.
+    rows = samples.rows
+    others = {name: samples.others.get(name, _another(value)) for name, value in samples.values.items()}
+    both = {name: torch.cat([value, others[name]]) for name, value in samples.values.items()}
     again = map_tensors(
         samples.targets, lambda each: torch.cat([each, each]) if each.dim() and len(each) == rows else each
     )
-    yield _divided(both, again, 2 * rows, rows)
+    return Samples(both, again, 2 * rows)
 
 
 def computed(program: ModuleStage, part: Samples, call: Callable[..., Any] | None = None) -> Found:
@@ -173,11 +188,12 @@ def is_low(value: Tensor) -> bool:
     return value.dtype in (torch.float16, torch.bfloat16)
 
 
-def _divided(values: Mapping[str, Tensor], targets: Any, rows: int, half: int) -> Parts:
+def _in_two(samples: Samples) -> Parts:
+    rows, half = samples.rows, samples.rows // 2
     whole, one, other = (
         Samples(
-            {name: value[first:end] for name, value in values.items()},
-            map_tensors(targets, partial(_cut, rows=rows, first=first, end=end)),
+            {name: value[first:end] for name, value in samples.values.items()},
+            map_tensors(samples.targets, partial(_cut, rows=rows, first=first, end=end)),
             end - first,
         )
         for first, end in ((0, rows), (0, half), (half, rows))

@@ -10,6 +10,7 @@ If a rank has only its own targets, a mean with weights is treated as the pair o
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from graphpipe.plans.sharding import SampleRange
 from graphpipe.run.stage.loss import checked_loss
 from graphpipe.run.stage.losses.check_leaves import check_leaves, check_module
 from graphpipe.run.stage.losses.check_mean import check_mean, joined
+from graphpipe.run.stage.losses.loss_buffers import warning_of_changes
 from graphpipe.run.stage.losses.weighted_loss import WeightedLoss, once, recognised
 from graphpipe.run.stage.mini_batch import MiniBatch
 from graphpipe.run.stage.tensor_tree import find_unknown_type, leaves, map_tensors
@@ -87,7 +89,9 @@ class SampleLoss:
         if factor == 0:
             return LossOfRows(_nothing(output), weight)
         begins = [each.grad_fn for each in leaves(output) if each.grad_fn is not None]
-        found = self.function(output, targets)
+        first = batch.training and batch.step == 1 and rows.start == 0 and len(rows) < batch.size
+        with warning_of_changes(self.function) if first else nullcontext():
+            found = self.function(output, targets)
         if isinstance(found, tuple):
             result = _pair(found, len(rows))
         else:

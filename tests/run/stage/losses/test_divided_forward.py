@@ -29,6 +29,7 @@ MIXES: dict[str, Mix] = {
     "cumulative": lambda y: torch.cumsum(y, 0),
     "largest two": lambda y: y - y.topk(2, dim=0).values.mean(),
     "a median": lambda y: y - y.median(dim=0).values,
+    "not below the median": lambda y: y * (y.sum(1) >= y.sum(1).median())[:, None],  # two samples showed nothing
     "order": lambda y: y * y[:, 0].argsort().argsort()[:, None].to(y),
     "neighbours": lambda y: functional.conv1d(y.T[:, None], torch.ones(1, 1, 3).to(y), padding=1)[:, 0].T,
     "scattered": lambda y: y + torch.zeros_like(y).index_add(0, torch.zeros(len(y), dtype=torch.long), y)[:1],

@@ -142,6 +142,46 @@ def test_what_shows_later_is_a_warning() -> None:
         distance(words(), batches, ENTROPY)
 
 
+def of_positives(output: Tensor, targets: Tensor) -> Tensor:
+    found, positive = functional.cross_entropy(output, targets, reduction="none"), targets > 2
+    return found[positive].sum() / positive.sum()
+
+
+def contrastive(output: Tensor, targets: Tensor) -> Tensor:
+    unit, itself = functional.normalize(output, dim=1), torch.eye(len(targets), dtype=torch.bool)
+    likely = (unit @ unit.T / 0.1).masked_fill(itself, -1e9).log_softmax(1)
+    alike = (targets[:, None] == targets) & ~itself
+    return -((likely * alike).sum(1) / alike.sum(1).clamp(min=1)).mean()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("loss", [of_positives, contrastive])
+def test_losses_whose_parts_say_nothing(loss: Loss) -> None:
+    """A half without a label has no mean, and two samples are no contrast: such losses passed for means."""
+    tokens, _ = classes()
+    with pytest.raises(InvalidInput, match=r"loss_fn: the loss of \d samples is not"):
+        distance(flat(), [(tokens, torch.tensor([0, 3, 1, 4, 2, 5, 0, 6]))], loss)
+
+
+class Centred(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(CLASSES))
+
+    def forward(self, output: Tensor, targets: Tensor) -> Tensor:
+        centre = self.get_buffer("centre")
+        found = functional.cross_entropy(output - centre, targets)
+        centre.lerp_(output.detach().mean(0).to(centre), 0.1)
+        return found
+
+
+@pytest.mark.timeout(60)
+def test_a_buffer_of_the_loss_that_moves() -> None:
+    """The centre of DINO moved once for each micro-batch, without a word."""
+    with pytest.warns(UserWarning, match=r"loss_fn: Centred changes the buffer 'centre' in each call.*whole_batch"):
+        distance(flat(), [classes()], Centred())
+
+
 @pytest.mark.timeout(60)
 def test_the_whole_mini_batch_may_have_any_loss() -> None:
     tokens, labels = texts()
