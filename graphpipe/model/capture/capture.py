@@ -38,6 +38,7 @@ from graphpipe.model.capture.samples_in_front import put_samples_in_front
 from graphpipe.model.capture.shape_propagation import propagate_shapes
 from graphpipe.model.dag_module import DagModule, model_name
 from graphpipe.model.function_caches import without_caches
+from graphpipe.model.hidden.library_draws import library_draws_fixed
 from graphpipe.model.hidden.refused_modules import check_not_compiled
 from graphpipe.model.inputs import Inputs, describe, name_inputs, read_layout
 from graphpipe.model.key_value_cache import without_cache
@@ -185,7 +186,8 @@ def capture_again(
     Raises:
         InvalidInput: as `capture`.
     """
-    with deep_enough(max(path.count(".") for path, _ in module.named_modules()) + 1):
+    deepest = max(path.count(".") for path, _ in module.named_modules())
+    with deep_enough(deepest + 1), library_draws_fixed():
         return _captured_anyhow(module, inputs, origin, compare_modes)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from graphpipe.model.capture.module_graph.calls.data_flow import MIXED, DataFlow, Decisions, Step
 from graphpipe.model.capture.module_graph.calls.weight_writes import WeightsBefore
 from graphpipe.model.capture.work.recurrence import recurrent_layers_at_a_glance
+from graphpipe.model.hidden.library_draws import library_draws_fixed
 from graphpipe.model.hidden.real_call import real_ones
 from graphpipe.model.kept_attributes import attributes_kept
 from graphpipe.model.torch_private import TreeSpec, answering, call_directly, flatten, non_leaf_alias, unflatten
@@ -99,7 +100,13 @@ def static_run(
     args, kwargs = unflatten(arguments, spec)
     weights = WeightsBefore(module)
     layers = nullcontext() if real else recurrent_layers_at_a_glance()
-    with DataFlow(copies, decisions, like) as flow, layers, answering(decisions.decide), attributes_kept(module):
+    with (
+        DataFlow(copies, decisions, like) as flow,
+        layers,
+        answering(decisions.decide),
+        attributes_kept(module),
+        library_draws_fixed(),
+    ):
         found, returned = flatten(call_directly(module, *args, **kwargs))
     tensors = [leaf for leaf in found if isinstance(leaf, Tensor)]
     returned_tensors = [*tensors]
