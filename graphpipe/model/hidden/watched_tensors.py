@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.hooks import RemovableHandle
 
 from graphpipe.model.torch_private import FunctionContext
@@ -77,15 +78,25 @@ def watched_tensors() -> Generator[None]:
     """
     kind: Any = Tensor
     modules: Any = nn.Module
+    hooking_class: Any = saved_tensors_hooks
     hooks = {name: getattr(Tensor, name) for name in _HOOKS}
-    registered = nn.Module.register_parameter
+    registered, enter_hooks = nn.Module.register_parameter, saved_tensors_hooks.__enter__
 
     def register_parameter(self: nn.Module, name: str, param: nn.Parameter | None) -> None:  # as torch names them
         if (use := _USE.get()) is not None:
             use.new_parameter(self, name)
         registered(self, name, param)
 
+    def enter(hooks: saved_tensors_hooks) -> None:
+        kind = type(hooks)
+        # Torch's own ones, such as `save_on_cpu` and those of checkpoints, give back what was saved.
+        of_torch = kind.__module__.partition(".")[0] == "torch" and kind is not saved_tensors_hooks
+        if (use := _USE.get()) is not None and not of_torch and _asked_by_user():
+            use.own_backward(kind.__name__)
+        enter_hooks(hooks)
+
     FunctionContext.__init__ = _begin
+    hooking_class.__enter__ = enter
     modules.register_parameter = register_parameter
     for name, register in hooks.items():
         setattr(kind, name, _hooking(name, register))
@@ -95,6 +106,7 @@ def watched_tensors() -> Generator[None]:
         yield
     finally:
         del FunctionContext.__init__
+        hooking_class.__enter__ = enter_hooks
         modules.register_parameter = registered
         for name, register in hooks.items():
             setattr(kind, name, register)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import register_multi_grad_hook
+from torch.autograd.graph import register_multi_grad_hook, save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import graphpipe as gp
@@ -33,12 +33,18 @@ def several(h: Tensor) -> Tensor:
     return h
 
 
+def saved_in_16_bits(h: Tensor) -> Tensor:
+    with saved_tensors_hooks(lambda saved: saved.bfloat16(), lambda kept: kept.to(h.dtype)):
+        return torch.tanh(h)
+
+
 SPELLINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "function": lambda h: Reverse.apply(h),
     "function by another name": lambda h: reverse(h),
     "hook": hooked_if_trained,
     "node": through_node,
     "several": several,
+    "saved tensors": saved_in_16_bits,
     "reentrant": lambda h: checkpoint(torch.tanh, h, use_reentrant=True),
 }
 
@@ -82,7 +88,7 @@ def test_the_model_itself_is_refused(spelling: str) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("spelling", ["function", "function by another name", "hook"])
+@pytest.mark.parametrize("spelling", ["function", "function by another name", "hook", "saved tensors"])
 def test_a_block_is_kept_whole_and_trained_with_it(spelling: str) -> None:
     torch.manual_seed(1)
     model = Model(SPELLINGS[spelling], inside=True)
@@ -95,6 +101,16 @@ def test_the_remedy_works_for_a_checkpoint() -> None:
     torch.manual_seed(1)
     model = Model(lambda h: checkpoint(torch.tanh, h, use_reentrant=False), inside=False)
     assert distance(model, [batch()], nn.functional.cross_entropy) < 1e-12
+
+
+@pytest.mark.timeout(60)
+def test_saving_on_the_host_changes_no_gradient() -> None:
+    def saved_on_the_host(h: Tensor) -> Tensor:
+        with save_on_cpu():
+            return torch.tanh(h)
+
+    torch.manual_seed(1)
+    assert distance(Model(saved_on_the_host, inside=False), [batch()], nn.functional.cross_entropy) < 1e-12
 
 
 @pytest.mark.timeout(60)
