@@ -91,7 +91,8 @@ def memory_figure(subject: Subject) -> Figure:
     """Return the bytes of every device over time. If there is a plan, also the memory limit of its devices."""
     figure = go.Figure()
     seconds = subject.step_seconds
-    peak = max((max(trace.peak_bytes) for trace in subject.traces), default=0.0)
+    peaks = {trace.source: max(trace.peak_bytes) for trace in subject.traces}
+    peak = peaks.get("simulated", max(peaks.values(), default=0.0))
     unit, size = byte_unit(peak)
     for trace in subject.traces:
         add = _add_curves if trace.source == "simulated" else _add_peaks
@@ -105,8 +106,8 @@ def memory_figure(subject: Subject) -> Figure:
             line={"dash": "dash", "color": "#d62728"},
             name=f"limit {format_bytes(limit)}",
         )
-    # A limit far above would flatten all curves. A double click shows it.
-    near = [limit for limit in limits if limit <= 2.5 * peak]
+    # A limit far above would flatten all curves, and so would a process on a CPU. A double click shows them.
+    near = [each for each in (*limits, *peaks.values()) if each <= 2.5 * peak]
     figure.update_yaxes(range=[0, 1.08 * max([peak, *near]) / size], title=unit, rangemode="tozero")
     figure.update_xaxes(range=[0, seconds], ticksuffix="s", tickformat=".3~s")
     figure.update_layout(dragmode="zoom", showlegend=sum(len(trace.used_devices) for trace in subject.traces) <= 16)

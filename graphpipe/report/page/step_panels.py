@@ -97,7 +97,7 @@ def _memory(subject: Subject) -> str | None:
     body = ""
     if subject.step_seconds and any(trace.memory for trace in subject.traces):
         text = (
-            "Memory of each device during the step. A limit far above all curves is not visible until you double-click."
+            "Memory of each device during the step. What is far above all curves is not visible until you double-click."
         )
         if subject.measured and subject.measured.memory:
             text += (

@@ -49,6 +49,17 @@ def test_parts_equal_values_computed_by_hand() -> None:
     assert stage_bytes(PLAN, 2).buffers == 4.0
 
 
+def test_the_memory_of_a_process_does_not_flatten_the_curves() -> None:
+    """Curves of 46 MiB lay on the axis below the 1.3 GiB of a process on a CPU."""
+    subject = whole_subject()
+    assert subject.measured
+    assert subject.predicted
+    process = tuple(replace(sample, bytes=sample.bytes + 1e9) for sample in subject.predicted.memory)
+    figure: Any = memory_figure(replace(subject, measured=replace(subject.measured, memory=process))).figure
+    drawn = [value for curve in figure.data if curve.mode == "lines" and curve.line.dash is None for value in curve.y]
+    assert figure.layout.yaxis.range[1] <= 2.7 * max(drawn)
+
+
 def test_bars_show_the_simulated_peak_though_the_plan_allows_more() -> None:
     # A report once showed 9.1 GiB for stages that may hold 512 samples, where the simulated step holds far fewer.
     plan = replace(PLAN, stages=tuple(replace(stage, in_flight=16) for stage in PLAN.stages))
