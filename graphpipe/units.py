@@ -100,7 +100,12 @@ def byte_unit(largest: float) -> tuple[str, float]:
 
 
 def in_unit(count: float, size: float) -> str:
-    """Return `count` bytes in a unit of `size` bytes with three significant digits, without the unit's name."""
+    """Return `count` bytes in a unit of `size` bytes with three significant digits, without the unit's name.
+
+    Less than a thousandth of the unit is "<0.001".
+    """
+    if 0 < count < 1e-3 * size:
+        return "<0.001"
     return _three_digits(count / size) if count else "0"
 
 

@@ -5,7 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphpipe.errors import InvalidInput
-from graphpipe.units import byte_unit, format_bytes, format_seconds, parse_bytes, parse_flops, parse_rate, parse_seconds
+from graphpipe.units import (
+    byte_unit,
+    format_bytes,
+    format_seconds,
+    in_unit,
+    parse_bytes,
+    parse_flops,
+    parse_rate,
+    parse_seconds,
+)
 
 
 @pytest.mark.parametrize(
@@ -101,3 +110,8 @@ def test_the_unit_of_an_axis() -> None:
     assert byte_unit(3e9) == ("GiB", 2**30)
     assert byte_unit(2.0**29) == ("GiB", 2**30)
     assert byte_unit(4e8) == ("MiB", 2**20)
+
+
+def test_a_table_in_one_unit_shows_small_amounts_briefly() -> None:
+    """A table in MiB showed 4 bytes as 0.00000381."""
+    assert [in_unit(count, 2.0**20) for count in (0.0, 4.0, 2.0**11, 3.5 * 2**20)] == ["0", "<0.001", "0.00195", "3.50"]
