@@ -56,7 +56,7 @@ def start(*peers: int) -> tuple[RankMessages, Network, list[Transfer]]:
     messages = RankMessages(cast(World, network))
     transfers = [cast(Transfer, object()) for _ in peers]
     for peer, transfer in zip(peers, transfers, strict=True):
-        messages.send([torch.zeros(4, 2)[:, 0]], peer, transfer)
+        messages.send([torch.zeros(4)], peer, transfer)
     return messages, network, transfers
 
 
@@ -74,7 +74,7 @@ def test_the_values_of_a_transfer_are_one_message_for_nccl(in_order: bool, count
     """Each value was a call of its own, for which NCCL starts a kernel."""
     network, transfer = Network(in_order=in_order), cast(Transfer, object())
     messages = RankMessages(cast(World, network))
-    messages.send([torch.zeros(4, 2)[:, 0], torch.zeros(3)], 1, transfer)
+    messages.send([torch.zeros(4), torch.zeros(3)], 1, transfer)
     assert len(network.sent) == count
     assert [it.rows.shape for it in messages.sending[id(transfer)]] == [(4,), (3,)]
     messages.release([transfer])
