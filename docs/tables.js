@@ -5,7 +5,7 @@ document.addEventListener("DOMContentLoaded", () => {
   for (const table of document.querySelectorAll(".md-typeset table")) {
     const rows = [...table.tBodies[0].rows];
     if (rows.length < 2 * SHOWN) continue;
-    table.classList.add("long-table");
+    table.dataset.long = "";  // a class would take it out of the styles of the theme
     const field = document.createElement("input");
     const said = document.createElement("p");
     field.type = "search";
