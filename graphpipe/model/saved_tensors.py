@@ -50,7 +50,9 @@ def handle_saved_tensors(handler: SavedTensorHandler) -> Generator[None]:
     handlers = (*_HANDLERS.get(), handler)
 
     def save(tensor: Tensor) -> SavedTensor:
-        saved = SavedTensor(tensor)
+        # A graph refers to what it saves. A saved tensor with a graph could refer back, also to its own operation, and
+        # keep all of it for good: nothing collects cycles through autograd. Torch gives the graph back on a read.
+        saved = SavedTensor(tensor if tensor.grad_fn is None else tensor.detach())
         for handler in handlers:
             handler.on_save(saved)
         return saved

@@ -1,5 +1,6 @@
 """Handlers of saved tensors: nested ones add up, and nothing else in the package installs torch's hooks."""
 
+import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -75,3 +76,29 @@ def test_only_one_module_installs_hooks() -> None:
     found = {path for path in package.rglob("*.py") if any(name in path.read_text("utf-8") for name in HOOKS)}
     watching = package / "model" / "hidden" / "watched_tensors.py"  # sees those of a user
     assert found == {package / "model" / "saved_tensors.py", watching}
+
+
+def test_what_a_dropped_graph_saved_is_freed() -> None:
+    """`exp` saves what it returns. The graph kept it, and it kept the graph: each profile of a model left its attention
+    layers in memory, 3.4 GB on an H100, and so did the first backward of a training that was split."""
+    saved: list[weakref.ref[SavedTensor]] = []
+
+    class Looking(Noted):
+        def on_save(self, saved_tensor: SavedTensor) -> None:
+            saved.append(weakref.ref(saved_tensor))
+
+    x = torch.tensor(2.0, requires_grad=True)
+    with handle_saved_tensors(Looking("looking")):
+        y = x.exp().sin()
+    assert [each() is not None for each in saved] == [True, True]
+    del y
+    assert [each() for each in saved] == [None, None]
+
+
+def test_second_derivatives_pass_through_what_was_saved() -> None:
+    x = torch.tensor(0.5, requires_grad=True)
+    with handle_saved_tensors(Noted("")):
+        y = x.exp().exp()
+    (first,) = torch.autograd.grad(y, x, create_graph=True)
+    (second,) = torch.autograd.grad(first, x)
+    torch.testing.assert_close(second, y.detach() * (x.exp().square() + x.exp()).detach())
