@@ -53,27 +53,34 @@ class P2PGroups:
 
     def send(self, tensor: Tensor, target: int, tag: int = 0) -> dist.Work:
         """Start to send; the tensor must not change until the send completes."""
-        group, place = self._group(self.rank, target, target)
-        return group.send([_real(tensor)], place, tag)
+        if (self.rank, target) in self.pairs:
+            return self.together([tensor], target, tag, sends=True)[0]
+        group = self.up if self.rank < target else self.down
+        return group.send([_real(tensor)], target, tag)
 
     def receive(self, tensor: Tensor, source: int, tag: int = 0) -> dist.Work:
         """Start to receive into a contiguous tensor."""
-        group, place = self._group(source, self.rank, source)
-        return group.recv([_real(tensor)], place, tag)
+        if (source, self.rank) in self.pairs:
+            return self.together([tensor], source, tag, sends=False)[0]
+        group = self.up if source < self.rank else self.down
+        return group.recv([_real(tensor)], source, tag)
 
-    def together(self, tensors: Sequence[Tensor], peer: int, *, sends: bool) -> list[dist.Work]:
+    def together(self, tensors: Sequence[Tensor], peer: int, tag: int = 0, *, sends: bool) -> list[dist.Work]:
         """Start to send, or to receive, several tensors at once, in their order. The peer does the opposite alike.
 
-        NCCL starts one kernel for all of them.
+        NCCL starts one kernel for all of them. A single message to a pair's group comes here too: NCCL has a
+        communicator of the group for these calls, and would make one more for others, with an order of its own.
 
         Returns:
             what to wait for: of each tensor, or one of all.
         """
         source, target = (self.rank, peer) if sends else (peer, self.rank)
-        group, place = self._group(source, target, peer)
+        group, place = self.up if source < target else self.down, peer
+        if (pair := self.pairs.get((source, target))) is not None:
+            group, place = pair, int(peer == max(source, target))
         start = dist.isend if sends else dist.irecv
         return dist.batch_isend_irecv(
-            [dist.P2POp(start, _real(tensor), group=group, group_peer=place) for tensor in tensors]
+            [dist.P2POp(start, _real(tensor), group=group, tag=tag, group_peer=place) for tensor in tensors]
         )
 
     @property
@@ -81,12 +88,6 @@ class P2PGroups:
         """All groups of which this rank is a member."""
         own = (group for way, group in self.pairs.items() if self.rank in way)
         return [self.up, self.down, *own]
-
-    def _group(self, source: int, target: int, peer: int) -> tuple[dist.ProcessGroup, int]:
-        # The group of a message, and the peer's number in it.
-        if (pair := self.pairs.get((source, target))) is not None:
-            return pair, int(peer == max(source, target))
-        return (self.up if source < target else self.down), peer
 
 
 def _real(tensor: Tensor) -> Tensor:

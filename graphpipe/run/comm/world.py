@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
 from typing import Any, cast
+from warnings import catch_warnings, filterwarnings
 
 import torch
 import torch.distributed as dist
@@ -282,7 +283,9 @@ def _once(groups: Iterable[dist.ProcessGroup | None]) -> list[dist.ProcessGroup]
 
 
 def _new_group(ranks: list[int], timeout: timedelta, backend: str, options: object = None) -> dist.ProcessGroup:
-    with translate_loss("another rank"):
+    with translate_loss("another rank"), catch_warnings():
+        # Torch sets the time limit in the options of NCCL, then warns that they had another.
+        filterwarnings("ignore", "backend_options._timeout")
         group = dist.new_group(ranks, timeout=timeout, backend=backend, pg_options=options)
         return cast(dist.ProcessGroup, group)
 

@@ -66,29 +66,19 @@ def record() -> list[str]:
     def rows(tensor: Tensor) -> str:
         return f"{tensor.dtype} {list(tensor.shape)}"
 
-    def note_message(call: Callable[..., Any], ends: Callable[[int, int], tuple[int, int]]) -> Callable[..., Any]:
-        def noted(ways: P2PGroups, tensor: Tensor, peer: int, tag: int = 0) -> Any:
-            if tag in CONTROL_TAGS:  # These go over gloo, also beside NCCL.
-                return call(ways, tensor, peer, tag)
-            assert not tag, "a message has a tag"
-            source, target = ends(ways.rank, peer)
-            ranks = dist.get_process_group_ranks(ways.pairs[source, target])
-            posted.append(f"message {source}>{target} {rows(tensor)} in {ranks}")
-            return call(ways, tensor, peer, tag)
-
-        return noted
-
     together = P2PGroups.together
 
-    def noted_together(ways: P2PGroups, tensors: Sequence[Tensor], peer: int, *, sends: bool) -> list[dist.Work]:
-        source, target = (ways.rank, peer) if sends else (peer, ways.rank)
-        ranks = dist.get_process_group_ranks(ways.pairs[source, target])
-        posted.extend(f"message {source}>{target} {rows(tensor)} in {ranks}" for tensor in tensors)
-        return together(ways, tensors, peer, sends=sends)
+    def noted_together(
+        ways: P2PGroups, tensors: Sequence[Tensor], peer: int, tag: int = 0, *, sends: bool
+    ) -> list[dist.Work]:
+        if tag not in CONTROL_TAGS:  # These go over gloo, also beside NCCL.
+            assert not tag, "a message has a tag"
+            source, target = (ways.rank, peer) if sends else (peer, ways.rank)
+            ranks = dist.get_process_group_ranks(ways.pairs[source, target])
+            posted.extend(f"message {source}>{target} {rows(tensor)} in {ranks}" for tensor in tensors)
+        return together(ways, tensors, peer, tag, sends=sends)
 
     P2PGroups.together = noted_together  # type: ignore[method-assign]
-    P2PGroups.send = note_message(P2PGroups.send, lambda own, peer: (own, peer))  # type: ignore[method-assign]
-    P2PGroups.receive = note_message(P2PGroups.receive, lambda own, peer: (peer, own))  # type: ignore[method-assign]
     dist.all_reduce = note("sum", dist.all_reduce, rows)
     dist.broadcast = note("broadcast", dist.broadcast, lambda tensor, source: f"{source} {rows(tensor)}")
     dist.all_gather = note("gather", dist.all_gather, lambda tensors, tensor: rows(tensor))
