@@ -52,6 +52,7 @@ MODULES = {
     "tensor-gradients": "families.tensor_gradients",
     "fault-rerouting": "faults.fault_rerouting",
     "counts": "search.counts",
+    "clusters": "search.clusters.clusters",
     "faults": "faults.faults",
     "equivalence": "equivalence.equivalence",
     "user-errors": "faults.user_errors",

@@ -2,9 +2,9 @@
 
 import multiprocessing
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import graphpipe as gp
 
@@ -23,6 +23,7 @@ PLANNERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 """Names in the tables, and the arguments of `gp.plan`. A device hosts one stage, as in the plans of the baselines;
 `bench/search/sharing.py` measures what more stages gain."""
+Result = TypeVar("Result")
 SIMULATED = "summit preset, analytic V100"
 
 
@@ -59,17 +60,21 @@ def plan_row(graph: gp.Graph, model: str, devices: int, batch: int, name: str, *
 
 def limited_row(seconds: float, graph: gp.Graph, model: str, devices: int, batch: int, name: str) -> dict[str, Any]:
     """Return `plan_row` run in a separate process, or a row of status `timeout`."""
+    row = limited(seconds, lambda: plan_row(graph, model, devices, batch, name))
+    return row or {"model": model, "devices": devices, "batch": batch, "planner": name, "status": "timeout"}
+
+
+def limited(seconds: float, call: Callable[[], Result]) -> Result | None:
+    """Return what a function returns in a separate process; None if it does not end in time."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=lambda: theirs.send(plan_row(graph, model, devices, batch, name)), daemon=True)
+    process = context.Process(target=lambda: theirs.send(call()), daemon=True)
     process.start()
     theirs.close()
     try:
-        if ours.poll(seconds):
-            return ours.recv()
+        return ours.recv() if ours.poll(seconds) else None
     except EOFError:
-        pass
+        return None
     finally:
         process.kill()
         process.join()
-    return {"model": model, "devices": devices, "batch": batch, "planner": name, "status": "timeout"}

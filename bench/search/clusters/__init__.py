@@ -1,0 +1,1 @@
+"""The default planner on random clusters."""
