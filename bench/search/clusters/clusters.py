@@ -41,9 +41,8 @@ def step(case: DrawnCase, cluster: gp.Cluster, **options: Any) -> float | None:
     return plan.prediction.step_seconds
 
 
-def case_row(seed: int) -> dict[str, Any]:
+def case_row(case: DrawnCase) -> dict[str, Any]:
     """Return the steps of all plans of one case, by what they are."""
-    case = draw_case(seed)
     start = time.process_time()
     auto = step(case, case.cluster)
     seconds = time.process_time() - start
@@ -54,9 +53,9 @@ def case_row(seed: int) -> dict[str, Any]:
             _BASELINE_SECONDS, lambda name=name: step(case, case.cluster, planner=name, schedule="1f1b")
         )
     problem = make_problem(case.graph, gp.estimate(case.graph, case.cluster), case.cluster, case.batch_size, None)
-    found["search from random plans"] = restarts(problem, min(_MOST_SECONDS, _TIMES * seconds), seed)
+    found["search from random plans"] = restarts(problem, min(_MOST_SECONDS, _TIMES * seconds), case.seed)
     return {
-        "seed": seed,
+        "seed": case.seed,
         "kind": case.kind,
         "model": case.model,
         "ops": len(case.graph.ops),
@@ -92,7 +91,9 @@ def main(*, count: int = 200, again: bool = False) -> None:
     """
     known = set[int]() if again else {row["seed"] for row in read_rows(NAME)}
     for seed in (seed for seed in range(count) if seed not in known):
-        row = case_row(seed)
+        if (case := draw_case(seed)) is None:
+            continue
+        row = case_row(case)
         append_row(NAME, row)
         shown = ", ".join(f"{name} {loss:.2%}" for name, loss in losses(row).items())
         print(seed, row["model"], row["cluster"], f"{row['search_seconds']:.2f} s", shown or "-", sep="\t", flush=True)

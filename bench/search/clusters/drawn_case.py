@@ -51,11 +51,13 @@ class DrawnCase:
         return parts
 
 
-def draw_case(seed: int) -> DrawnCase:
-    """Return the case of a seed; kinds of clusters alternate."""
+def draw_case(seed: int) -> DrawnCase | None:
+    """Return the case of a seed; kinds of clusters alternate. None: its profile is absent."""
     draw = random.Random(seed)
     kind = KINDS[seed % len(KINDS)]
-    model = draw.choice(["random", "random", *ZOO, *(PROFILES if DATA.exists() else ())])
+    model = draw.choice(["random", "random", *ZOO, *PROFILES])
+    if model in PROFILES and not DATA.exists():
+        return None
     graph = random_graph(draw.randint(4, 40), draw) if model == "random" else _graph(model)
     nodes, each = draw.choice([shape for shape in _NODES if kind in ("equal", "memory") or shape[0] > 1])
     cluster = _cluster(kind, nodes, each, draw)
