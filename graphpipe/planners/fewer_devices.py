@@ -21,7 +21,8 @@ def with_fewer_devices(
     """Return the plan, or a faster one of a search without the last device, the last two, or the last three.
 
     More devices then seldom give a slower plan. On a power of two of devices, in equal nodes, a search finds plans for
-    all of them, and its time is not spent twice.
+    all of them, and its time is not spent twice. Nor is it for devices of several types: their plans may leave out any
+    device of each type (`unequal_intervals`).
 
     Args:
         problem: graph, costs, cluster and batch.
@@ -32,6 +33,8 @@ def with_fewer_devices(
     """
     devices = problem.cluster.devices
     if len(problem.graph.ops) * len(devices) > MOST_WORK or (is_regular(problem.cluster) and not regular):
+        return plan
+    if len(problem.cluster.device_types) > 1 and problem.trains:
         return plan
     fewer = range(len(devices) - 1, max(0, len(devices) - 1 - _FEWER), -1)
     slower = 1.0 if options.stages_per_device == 1 else _SHARING

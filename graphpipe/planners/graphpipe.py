@@ -46,8 +46,8 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
        no plan fits, also repeat them with stages that recompute in full, with replicas that shard the optimizer's
        state, and with both (`memory_reliefs`).
     9. Where the devices are not a power of two in equal nodes, try sequential pipelines of Piper and DAPPLE
-       (`with_sequential_stages`), and search again without the last device, the last two and the last three
-       (`with_fewer_devices`).
+       (`with_sequential_stages`), and, if all are of one type, search again without the last device, the last two and
+       the last three (`with_fewer_devices`).
     10. Search again on parts of the cluster that could be faster alone: a node, a site, the devices of a type
        (`with_device_subsets`).
 

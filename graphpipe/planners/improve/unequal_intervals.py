@@ -9,11 +9,11 @@ a stage that starts later never ends earlier. Bisection finds the least target t
 that are neighbours in the order but do not feed each other run side by side.
 """
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, product
+from functools import lru_cache
+from itertools import product
 from math import prod
 
 import numpy as np
@@ -42,24 +42,21 @@ class TypedPart:
 
 @dataclass(frozen=True, slots=True)
 class _Team:
-    """Devices of one type that may form a stage, with prefix sums of the operators' seconds and memory on them."""
+    """Devices of one type that may form a stage, with prefix sums of the operators' seconds on them."""
 
     kind: int
     """Position of the team's device type."""
     units: int
     degree: int
-    seconds: list[float]
+    seconds: NDArray[np.float64]
     """Seconds of the first 0, 1, ... operators, per micro-batch."""
-    memory: list[float]
-    """Memory of the first 0, 1, ... operators, as shares of a device's memory."""
+    full: NDArray[np.intp]
+    """For each start of a stage: the furthest end at which it fits in memory."""
 
-    def reach(self, start: int, target: float) -> int:
-        """Return the furthest end of a stage that starts at `start`, takes at most `target` seconds and fits."""
-        if start == len(self.seconds) - 1:
-            return start
-        slow = bisect_right(self.seconds, self.seconds[start] + target)
-        full = bisect_right(self.memory, self.memory[start] + 1.0)
-        return min(slow, full) - 1
+    def reaches(self, target: float) -> NDArray[np.intp]:
+        """Return for each start the furthest end of a stage that takes at most `target` seconds and fits."""
+        slow = np.searchsorted(self.seconds, self.seconds + target, side="right") - 1
+        return np.minimum(slow, self.full)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +104,15 @@ class Intervals:
                         samples=micro_batch / degree,
                     )
                     shares = memory.total(held / degree) / capacity
-                    teams.append(_Team(kind, size, degree, _sums(seconds), _sums(shares)))
+                    filled = _sums(shares)
+                    full = np.searchsorted(filled, filled + 1.0, side="right") - 1
+                    teams.append(_Team(kind, size, degree, _sums(seconds), full))
         cut = _cut_bytes(graph, order) * micro_batch / far_bandwidth(problem)
         return Intervals(tuple(order), micro_batch, types, units, tuple(teams), tuple(cut.tolist()))
 
     def best(self, ceiling: float) -> list[TypedPart]:
         """Return the stages with the fastest bottleneck, up to `ceiling` seconds per micro-batch; empty if none."""
-        low, high = 0.0, min(ceiling, max((team.seconds[-1] for team in self.teams), default=0.0))
+        low, high = 0.0, min(ceiling, max((float(team.seconds[-1]) for team in self.teams), default=0.0))
         intervals = self.within(high)
         for _ in range(_ROUNDS if intervals else 0):
             middle = (low + high) / 2
@@ -125,34 +124,59 @@ class Intervals:
 
     def within(self, target: float) -> list[TypedPart]:
         """Return the fewest stages that each take at most `target` seconds per micro-batch; empty if none."""
-        nothing = (0,) * len(self.units)
-        ends: dict[Used, tuple[int, int]] = {nothing: (0, 0)}  # the furthest end, and minus the number of stages
-        last: dict[Used, _Team] = {}
         allowed = {team.degree: self._allowed(target * team.degree) for team in self.teams}
-        for used in product(*(range(most + 1) for most in self.units)):
-            for team in self.teams:
-                before = _without(used, team)
-                if before in ends:
-                    start, stages = ends[before]
-                    end = allowed[team.degree][team.reach(start, target)]
-                    if end > start and (end, stages - 1) > ends.get(used, (0, 0)):
-                        ends[used], last[used] = (end, stages - 1), team
-        whole = [used for used, (end, _) in ends.items() if end == len(self.order)]
-        return self._way_back(ends, last, max(whole, key=lambda used: ends[used])) if whole else []
+        reaches = [allowed[team.degree][team.reaches(target)].tolist() for team in self.teams]
+        steps = _steps(self.units, tuple((team.kind, team.units) for team in self.teams))
+        # By the units that are used: the furthest end, the number of stages, and the team of the last one.
+        ends, stages, last = [0] * len(steps), [0] * len(steps), [-1] * len(steps)
+        for state, before_and_team in enumerate(steps):
+            furthest = fewest = 0
+            for before, team in before_and_team:
+                start = ends[before]
+                end = reaches[team][start]
+                if end <= start or (before and not start):
+                    continue
+                if end > furthest or (end == furthest and stages[before] + 1 < fewest):
+                    furthest, fewest, last[state] = end, stages[before] + 1, team
+            ends[state], stages[state] = furthest, fewest
+        whole = [state for state, end in enumerate(ends) if end == len(self.order)]
+        return self._way_back(ends, last, min(whole, key=stages.__getitem__)) if whole else []
 
-    def _allowed(self, seconds: float) -> list[int]:
+    def _allowed(self, seconds: float) -> NDArray[np.intp]:
         """Return for each end of a stage the latest end up to it at which sending takes at most this long."""
-        ends = (end if cut <= seconds else 0 for end, cut in enumerate(self.cut_seconds))
-        return list(accumulate(ends, max))
+        cut = np.asarray(self.cut_seconds)
+        return np.maximum.accumulate(np.where(cut <= seconds, np.arange(len(cut)), 0))
 
-    def _way_back(self, ends: dict[Used, tuple[int, int]], last: dict[Used, _Team], used: Used) -> list[TypedPart]:
+    def _way_back(self, ends: Sequence[int], last: Sequence[int], state: int) -> list[TypedPart]:
         parts: list[TypedPart] = []
-        while used in last:
-            team, before = last[used], _without(used, last[used])
-            ops = self.order[ends[before][0] : ends[used][0]]
+        strides = _strides(self.units)
+        while last[state] >= 0:
+            team = self.teams[last[state]]
+            before = state - team.units * strides[team.kind]
+            ops = self.order[ends[before] : ends[state]]
             parts.append(TypedPart(Part(ops, team.degree, self.micro_batch), self.types[team.kind]))
-            used = before
+            state = before
         return parts[::-1]
+
+
+def _strides(units: Used) -> tuple[int, ...]:
+    # A state is the number of what is used: (1, 2) of (3, 4) units is 1 * 5 + 2.
+    return tuple(prod(most + 1 for most in units[kind + 1 :]) for kind in range(len(units)))
+
+
+@lru_cache(maxsize=64)
+def _steps(units: Used, teams: tuple[tuple[int, int], ...]) -> list[list[tuple[int, int]]]:
+    """Return for each state the states before it, each with the position of the team that leads from it to this one.
+
+    Args:
+        units: of devices of each type.
+        teams: the position of the type, and the units, of each team.
+    """
+    strides = _strides(units)
+    return [
+        [(state - size * strides[kind], position) for position, (kind, size) in enumerate(teams) if size <= used[kind]]
+        for state, used in enumerate(product(*(range(most + 1) for most in units)))
+    ]
 
 
 def unequal_partitions(
@@ -194,12 +218,8 @@ def _orders(graph: Graph) -> list[tuple[str, ...]]:
     return [graph.order] if side_by_side == graph.order else [graph.order, side_by_side]
 
 
-def _without(used: Used, team: _Team) -> Used:
-    return tuple(count - team.units if kind == team.kind else count for kind, count in enumerate(used))
-
-
-def _sums(values: NDArray[np.float64]) -> list[float]:
-    return [0.0, *np.cumsum(values).tolist()]
+def _sums(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.concatenate(([0.0], np.cumsum(values)))
 
 
 def _cut_bytes(graph: Graph, order: Sequence[str]) -> NDArray[np.float64]:
