@@ -76,11 +76,27 @@ class BestCandidate:
 
     def ranked(self, plan: Plan, limit_seconds: float = inf) -> float:
         """Return about the seconds of a 1F1B plan under the chosen schedule, quickly. Infinite above the limit."""
+        if self.choice == zb_auto.NAME or (self.choice == AUTO and most_stages_per_device(plan) == 1):
+            return self._ranked_greedily(plan, limit_seconds)
+        if self.choice != AUTO:
+            return self._ranked_by_rule(plan, self.choice)
+        # A stage whose weight halves wait until the end sums up its gradients late. Whole backwards hide the sums of
+        # the stages that a device has done behind those of its others.
+        greedy = self._ranked_greedily(plan, limit_seconds)
+        if least_step_seconds(plan, whole_backwards=True) >= min(greedy, limit_seconds):
+            return greedy
+        return min(greedy, self._ranked_by_rule(plan, AS_PLANNED))
+
+    def _ranked_greedily(self, plan: Plan, limit_seconds: float) -> float:
         try:
-            if self.choice in (AUTO, zb_auto.NAME):
-                return self.greedy(plan, limit_seconds)
-            fitted = _under_rule(self.choice, plan)
-            quick = _interleaves(self.choice, plan) and _replica_tasks(plan) > _EXACT_TASKS
+            return self.greedy(plan, limit_seconds)
+        except (Infeasible, InvalidInput):
+            return inf
+
+    def _ranked_by_rule(self, plan: Plan, choice: str) -> float:
+        try:
+            fitted = _under_rule(choice, plan)
+            quick = _interleaves(choice, plan) and _replica_tasks(plan) > _EXACT_TASKS
             return interleaved.quick_seconds(fitted) if quick else self.evaluate(fitted)
         except (Infeasible, InvalidInput):
             return inf
@@ -89,8 +105,7 @@ class BestCandidate:
         """Search a zero-bubble schedule. Try each plan that could be faster with unsplit backwards too, with and
         without slack (`with_slack`). The plans include the best one under 1F1B, after small changes for 1F1B.
 
-        Plans of many tasks whose devices host several stages do not get these changes for 1F1B. `ranked` ranks them as
-        `_searched` does."""
+        Plans of many tasks whose devices host several stages do not get these changes for 1F1B."""
         if any(most_stages_per_device(plan) == 1 or task_count(plan) <= _MANY_TASKS for plan in plans):
             plans = [*plans, self._under_a_rule(plans, AS_PLANNED, refined=1)]
         seconds, best = self._searched(plans)
@@ -164,6 +179,14 @@ class BestCandidate:
             except (Infeasible, InvalidInput):  # too little memory, or micro-batches that the rule cannot order
                 return inf
 
+        def ranked_of(plan: Plan, limit_seconds: float) -> float:
+            # Where a greedy schedule has been tried too, its small changes serve both.
+            return (
+                self._ranked_greedily(plan, limit_seconds)
+                if self.choice == AUTO
+                else self._ranked_by_rule(plan, choice)
+            )
+
         most = _MORE_REFINED if refined is None else refined
         most = most if any(map(self._trials, plans)) else 1  # If no changes are tried, only the best one is needed.
         ranked = Ascending(seconds_of)
@@ -172,7 +195,7 @@ class BestCandidate:
                 ranked.add(plan, least if last == inf else max(least, _least_seconds(choice, plan)))
         promising = _worth_improving(ranked, most)
         near = [
-            self._improved(plan, self.ranked if _interleaves(choice, plan) else seconds_of, whole_backwards=whole)
+            self._improved(plan, ranked_of if _interleaves(choice, plan) else seconds_of, whole_backwards=whole)
             for plan in promising
         ]
         best = min([*near, promising[0]], key=seconds_of)

@@ -54,14 +54,14 @@ def folded_plans(problem: Problem, options: Options, rounds: int, *, planner: st
     """Return the plans of the most promising folds that fit in memory under 1F1B.
 
     Args:
-        problem: with devices of one type, otherwise there is none.
+        problem: graph, costs, cluster and batch. If devices differ, teams are as fast as their slowest ones could be.
         options: the caller's.
         rounds: stages that every device hosts.
         planner: name written into the plans.
         most: plans to return.
     """
     tail = WholeBatchTail.of(problem.graph)
-    if tail.before is None or len(problem.cluster.types) > 1:
+    if tail.before is None:
         return []
     plans: list[Plan] = []
     for fold in sorted(_folds(problem, options, rounds, tail.before.order), key=lambda fold: fold.seconds):
@@ -90,8 +90,8 @@ def _folds(problem: Problem, options: Options, rounds: int, order: Sequence[str]
 def _placements(
     problem: Problem, costs: CostModel, cuts: Sequence[tuple[str, ...]], teams: int, size: int
 ) -> Iterator[Fold]:
-    degree, (kind,) = len(problem.cluster.devices) // teams, problem.cluster.types
-    op_seconds = np.sum(costs.seconds(kind, size / degree), axis=0)
+    degree = len(problem.cluster.devices) // teams
+    op_seconds = np.max([np.sum(costs.seconds(kind, size / degree), axis=0) for kind in problem.cluster.types], axis=0)
     work = [float(op_seconds[costs.positions(ops)].sum()) for ops in cuts]
     reduced = costs.op_bytes.trainable[costs.positions(cuts[0])].sum() * update_seconds_per_byte(problem, degree)
     for turns in (False, True) if teams > 1 else (False,):
