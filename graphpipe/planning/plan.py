@@ -30,7 +30,7 @@ from graphpipe.simulator import step_seconds
 from graphpipe.simulator.critical_path import applies, overlaps
 
 _STAGES_PER_DEVICE = 4
-_SMALL = 200
+_SMALL = 500
 """Operators times devices up to which `auto` is compared with a search for 1F1B. It takes as long again."""
 
 
