@@ -1,6 +1,7 @@
 """Choose the best of several plans of one problem under a schedule: a named one, or the one with the shortest step."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import inf
@@ -107,7 +108,9 @@ class BestCandidate:
 
         Plans of many tasks whose devices host several stages do not get these changes for 1F1B."""
         if any(most_stages_per_device(plan) == 1 or task_count(plan) <= _MANY_TASKS for plan in plans):
-            plans = [*plans, self._under_a_rule(plans, AS_PLANNED, refined=1)]
+            # A plan that already has another schedule may keep so many samples in flight that 1F1B cannot order it.
+            with suppress(Infeasible):
+                plans = [*plans, self._under_a_rule(plans, AS_PLANNED, refined=1)]
         seconds, best = self._searched(plans)
         for plan in plans:
             least = least_step_seconds(plan, whole_backwards=True)
@@ -204,7 +207,9 @@ class BestCandidate:
         return self._fitted([plan for _, plan in _bounded(plans, whole_backwards=whole)[:_REFINED]], choice)
 
     def _fitted(self, plans: Sequence[Plan], choice: str) -> Plan:
-        """Return the best of plans that all lack memory under a schedule, with what their stages recompute or offload.
+        """Return the best of plans that do not run under a schedule as they are, with what stages recompute or offload.
+
+        They lack memory, or keep samples in flight that the schedule cannot order.
 
         Raises:
             Infeasible: none of them fits.
@@ -212,9 +217,14 @@ class BestCandidate:
         plans_under_choice, refused = list[Plan](), list[Infeasible]()
         for plan in plans:
             try:
-                plans_under_choice.append(fitted_under(_scheduler(choice, plan), plan, self.evaluate))
+                fitted = fitted_under(_scheduler(choice, plan), plan, self.evaluate)
+                self.evaluate(fitted)
             except Infeasible as error:
                 refused.append(error)
+            except InvalidInput as error:  # micro-batches that the rule cannot order
+                refused.append(Infeasible(error.what, where=error.where, remedy=error.remedy))
+            else:
+                plans_under_choice.append(fitted)
         if not plans_under_choice:
             raise refused[0]
         return min(plans_under_choice, key=self.evaluate)

@@ -1,9 +1,14 @@
 """The best of several plans under a schedule: which of them are evaluated."""
 
+from dataclasses import replace
+
+import pytest
 from problems import towers
 
+from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.planners.problem.partition import Part, assemble
 from graphpipe.planning.best_candidate import BestCandidate
+from graphpipe.planning.remembered_seconds import RememberedSeconds
 from graphpipe.plans import Plan
 from graphpipe.simulator import step_seconds
 
@@ -32,3 +37,20 @@ def test_plans_of_so_many_tasks_that_no_change_is_tried_are_evaluated_only_if_th
     best, noted = evaluated(many)
     assert noted == [2]
     assert best.stages == many[1].stages
+
+
+def test_samples_in_flight_that_1f1b_cannot_order_leave_the_plan_its_own_schedule() -> None:
+    """The plan of a search was scheduled again on 17 devices. Its stages kept more in flight than those before them, as
+    `zb-auto` had chosen, so 1F1B waits for ever, and `gp.plan` ended with that error."""
+    problem = towers([6], 3, 2048)  # of so many tasks that no small change is tried
+    names = problem.graph.order
+    drawn = assemble(problem, [Part(names[at : at + 2], 1, 1) for at in (0, 2)] + [Part(names[4:], 1, 1)], planner="t")
+    in_flight = (2, 6, 6)
+    stages = tuple(replace(stage, in_flight=count) for stage, count in zip(drawn.stages, in_flight, strict=True))
+    plan = replace(drawn, stages=stages)
+    with pytest.raises(InvalidInput, match="wait for each other forever"):
+        step_seconds(plan)
+    best = BestCandidate(choice="auto", evaluate=RememberedSeconds(lambda plan, _: step_seconds(plan)))([plan])
+    assert best.schedule == "zb-auto"
+    with pytest.raises(Infeasible, match="wait for each other forever"):
+        BestCandidate(choice="1f1b", evaluate=step_seconds)([plan])
