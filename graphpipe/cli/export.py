@@ -1,6 +1,7 @@
-"""`graphpipe export`: the weights of a checkpoint for plain PyTorch, or a plan in the form of another tool."""
+"""`graphpipe export`: the weights of a run for plain PyTorch, or a plan in the form of another tool."""
 
 import argparse
+from pathlib import Path
 
 from graphpipe.cli.arguments import Subparsers, add_verb
 from graphpipe.cli.output import Output
@@ -25,13 +26,13 @@ def add(subparsers: Subparsers) -> None:
     parser = add_verb(
         subparsers,
         "export",
-        "write the weights of a checkpoint as safetensors, or a plan for another tool",
+        "write the weights of a run or a checkpoint as safetensors, or a plan for another tool",
         EXAMPLE,
     )
     parser.add_argument(
         "source",
-        metavar="CHECKPOINT|PLAN",
-        help="a checkpoint, the folder of a run (its last checkpoint), or a plan file",
+        metavar="RUN|CHECKPOINT|PLAN",
+        help="the folder of a run (its final weights, or its last checkpoint), a checkpoint, or a plan file",
     )
     formats = "; ".join(f"{name}: {each.summary}" for name, each in EXPORTERS.items())
     parser.add_argument("--format", metavar="F", help=f"of a plan ({formats})")
@@ -44,7 +45,7 @@ def add(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--averaged",
         action="store_true",
-        help="of a checkpoint: the averages of the weights (evaluation.average_decay)",
+        help="of a run or a checkpoint: the averages of the weights (evaluation.average_decay)",
     )
     parser.set_defaults(run=run)
 
@@ -57,10 +58,22 @@ def run(args: argparse.Namespace) -> int:
     from graphpipe.run.export.export_weights import export_weights
 
     path = args.output or WEIGHTS
-    checkpoint = export_weights(args.source, path, averaged=args.averaged)
-    output.show(f"written to {path}: the model of {checkpoint}")
-    output.emit({"checkpoint": str(checkpoint), "output": path})
+    weights = export_weights(_newest(args.source, averaged=args.averaged), path, averaged=args.averaged)
+    output.show(f"written to {path}: the model of {weights}")
+    output.emit({"checkpoint": str(weights), "output": path})
     return 0
+
+
+def _newest(source: str, *, averaged: bool) -> Path:
+    # The final weights of a run that has ended. Of any other, and of a checkpoint, what was given.
+    from graphpipe.training.run_folder.newest_weights import newest_weights
+    from graphpipe.training.run_folder.run_folder import RunFolder
+
+    run = RunFolder(Path(source))
+    if not run.metrics.exists():
+        return run.path
+    newest, _ = newest_weights(run, averaged=averaged)
+    return run.path if run.checkpoints in newest.parents else newest
 
 
 def _export_plan(output: Output, source: str, name: str, path: str | None) -> int:

@@ -15,8 +15,8 @@ from graphpipe.torchrun import under_torchrun
 from graphpipe.training.config.from_toml import resolve_config
 from graphpipe.training.config.settings import TrainConfig
 from graphpipe.training.evaluate_rank import RESULT, EvaluationJob, evaluate_on_rank
+from graphpipe.training.run_folder.newest_weights import newest_weights
 from graphpipe.training.run_folder.run_folder import RunFolder
-from graphpipe.training.run_folder.train_result import TrainResult
 
 RANK_ENTRY = "graphpipe.training.evaluate_rank:evaluate_from_folder"
 """What every rank runs."""
@@ -108,13 +108,7 @@ def _run_of(place: Path) -> RunFolder:
 
 def _weights(place: Path, run: RunFolder, *, averaged: bool) -> tuple[Path, int]:
     # Where the weights are, and the steps done.
-    if place.absolute() == run.path.absolute() and run.metrics.exists():
-        pair = (run.averaged_weights, run.averaged_weight_folder) if averaged else (run.weights, run.weight_folder)
-        for path in pair:
-            if path.exists():
-                return path, from_body(TrainResult, read_json(run.metrics), str(run.metrics)).steps
-        if averaged:
-            remedy = "Evaluate the weights themselves, or train with evaluation.average_decay."
-            raise InvalidInput("has no averages of the weights", where=str(run), remedy=remedy)
+    if place.absolute() == run.path.absolute():
+        return newest_weights(run, averaged=averaged)
     checkpoint = find_checkpoint(place).path
     return checkpoint, step_of(checkpoint)

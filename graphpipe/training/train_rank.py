@@ -35,6 +35,7 @@ from graphpipe.training.config.settings import TrainConfig
 from graphpipe.training.configured_options import configured_options
 from graphpipe.training.elastic.survivor import KeptState, Reader, RepeatableBatches, Survivor
 from graphpipe.training.loop.callbacks import Callbacks
+from graphpipe.training.loop.evaluate_task import try_metrics
 from graphpipe.training.loop.evaluation_watch import figures_of
 from graphpipe.training.loop.evaluations import Evaluations
 from graphpipe.training.loop.segment_ends import segment_ends
@@ -156,6 +157,7 @@ def _train(
     ):
         if task.held_out is not None:
             check_evaluates(pipeline.state.programs)  # rather than after all steps
+            try_metrics(task, pipeline, config.train)
         if kept:
             kept.resume(pipeline)
         elif resume:

@@ -166,15 +166,27 @@ def test_a_loss_that_fails_is_one_sentence(run: Run, config: Path, loss: str, me
     assert ran.err.splitlines()[-1].count("no_such") == ("no_such" in loss)
 
 
+REFUSED = "accuracy: returned a torch.bool tensor of shape ({count}, 1), must return one number. Return its mean()."
+
+
 @pytest.mark.usefixtures("forked_ranks")
-def test_weights_are_saved_if_the_accuracy_is_not_a_number(run: Run, config: Path) -> None:
+def test_an_accuracy_that_is_not_a_number_is_refused_before_the_first_step(run: Run, config: Path) -> None:
+    """It ended the training after its last step."""
     Path("tiny.py").write_text(WITH_HELD_OUT.replace("< 1).float().mean().item()", "< 1)"))
     ran = run("train", config, "train.steps=2", "--json")
     assert ran.code == 4
-    message = ran.err.splitlines()[-1]
-    assert (
-        "accuracy: returned a torch.bool tensor of shape (32, 1), must return one number. Return its mean()." in message
-    )
+    assert REFUSED.format(count=16) in ran.err.splitlines()[-1]
+    assert not Path("runs/tiny-1/metrics.jsonl").exists()
+
+
+@pytest.mark.usefixtures("forked_ranks")
+def test_weights_are_saved_if_the_accuracy_of_the_trained_model_is_not_a_number(run: Run, config: Path) -> None:
+    number = "return ((outputs - targets).abs() < 1).float().mean().item()"
+    only_of_few = f"if len(outputs) < 32:\n        {number}\n    return outputs < targets"
+    Path("tiny.py").write_text(WITH_HELD_OUT.replace(number, only_of_few))
+    ran = run("train", config, "train.steps=2", "--json")
+    assert ran.code == 4
+    assert REFUSED.format(count=32) in ran.err.splitlines()[-1]
     assert set(load_file("runs/tiny-1/model.safetensors")) >= {"a.weight", "b.weight", "sum.out.weight"}
 
 

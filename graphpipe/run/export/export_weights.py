@@ -1,4 +1,4 @@
-"""The weights of a checkpoint for plain PyTorch and for `transformers`."""
+"""The weights of a checkpoint or of a finished run for plain PyTorch and for `transformers`."""
 
 import shutil
 from pathlib import Path
@@ -6,21 +6,23 @@ from pathlib import Path
 from torch import Tensor
 
 from graphpipe.run.checkpoint.folder import find_checkpoint
+from graphpipe.run.checkpoint.manifest import MANIFEST
 from graphpipe.run.checkpoint.verify import verify_files, verify_weights
 from graphpipe.run.comm.collective_calls import unusable_file
 from graphpipe.run.export.save_model import TRANSFORMERS_CONFIG
 from graphpipe.run.export.write_model import write_model_file, write_model_folder
 from graphpipe.run.sources.checkpoint_reader import CheckpointReader
+from graphpipe.run.sources.safetensors_reader import INDEX, SafetensorsReader
 
 
 def export_weights(source: str | Path, output: str | Path, *, averaged: bool = False) -> Path:
-    """Write the whole model of a checkpoint to a file or a folder, and return the checkpoint.
+    """Write a whole model to a file or a folder, and return where its weights were.
 
     One tensor at a time is in memory.
 
     Args:
         source: a checkpoint, or a folder of checkpoints, or the folder of a run. The newest valid checkpoint of a
-            folder is exported.
+            folder is exported. Or the final weights of a run, or their averages: a file, or a folder with an index.
         output: a file whose name ends with `.safetensors`, or a folder, which then has one file or several with an
             index. They hold tied tensors under each of their names, and whole tensors that were saved in slices. For a
             run of a model of Hugging Face, the folder gets its configuration, so that `from_pretrained` loads it.
@@ -30,12 +32,14 @@ def export_weights(source: str | Path, output: str | Path, *, averaged: bool = F
         InvalidInput: there is no checkpoint, or the file cannot be written.
         CheckpointCorrupt: the checkpoint is damaged, or all checkpoints of the folder are.
     """
-    place, reader = Path(output), _reader(source, averaged=averaged)
+    place, given = Path(output), Path(source)
+    final = given.suffix == ".safetensors" or ((given / INDEX).is_file() and not (given / MANIFEST).exists())
+    reader = SafetensorsReader(given) if final else _reader(given, averaged=averaged)
     if place.suffix == ".safetensors":
         write_model_file(reader, place)
     else:
         write_model_folder(reader, place)
-        _copy_config(Path(source), place)
+        _copy_config(given.parent if final else given, place)
     return reader.path
 
 

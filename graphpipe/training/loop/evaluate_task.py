@@ -53,16 +53,36 @@ def evaluate_task(task: Task, pipeline: Pipeline, settings: TrainSettings) -> He
     if task.held_out is None:
         return HeldOut()
     wanted = task.accuracy is not None or task.metrics is not None
+    return _evaluated(task, pipeline, settings, wanted, None)
+
+
+def try_metrics(task: Task, pipeline: Pipeline, settings: TrainSettings) -> None:
+    """Compute the metrics of one mini-batch of held-out samples, before a training whose end would refuse them.
+
+    Args:
+        task: may have held-out samples and metrics.
+        pipeline: with the model.
+        settings: say how a data set is read.
+
+    Raises:
+        InvalidInput, PeerLost, PeerStalled: as `evaluate_task`.
+    """
+    if task.held_out is not None and (task.accuracy is not None or task.metrics is not None):
+        _evaluated(task, pipeline, settings, True, settings.batch_size)
+
+
+def _evaluated(task: Task, pipeline: Pipeline, settings: TrainSettings, wanted: bool, most: int | None) -> HeldOut:
+    # `most`: of the samples; None: all.
     if (source := task.held_out_source()) is None:
-        inputs, targets = task.held_out
+        inputs, targets = map_tensors(task.held_out, lambda each: each[:most])
         loss, outputs = pipeline.evaluate(inputs, targets, gather=wanted)
     else:
-        loss, outputs, targets = _of_dataset(source, pipeline, settings, wanted)
+        loss, outputs, targets = _of_dataset(source, pipeline, settings, wanted, most)
     return HeldOut(loss=loss, metrics=_metrics(task, pipeline, outputs, targets) if wanted else {})
 
 
 def _of_dataset(
-    source: SampleSource, pipeline: Pipeline, settings: TrainSettings, wanted: bool
+    source: SampleSource, pipeline: Pipeline, settings: TrainSettings, wanted: bool, most: int | None
 ) -> tuple[float | None, Any, Any]:
     # Loss, and outputs and targets of all samples on rank 0.
     pieces: list[Piece] = []
@@ -75,14 +95,23 @@ def _of_dataset(
             pieces.append((SampleRange(done, done + size), map_tensors((outputs, targets), torch.Tensor.cpu)))
         done += size
 
-    loss = pipeline.evaluate_all(held_out_shares(source, pipeline, settings), each=keep if wanted else None)
+    loss = pipeline.evaluate_all(held_out_shares(source, pipeline, settings, most), each=keep if wanted else None)
     outputs, targets = collective_call(pipeline.world, lambda: _joined(pieces) if pieces else (None, None))
     return loss, outputs, targets
 
 
-def held_out_shares(source: SampleSource, pipeline: Pipeline, settings: TrainSettings) -> Iterator[BatchShare]:
-    """Yield this rank's shares of the mini-batches of a whole data set, in order; the last one may be smaller."""
-    size, count = settings.batch_size, len(source.dataset)
+def held_out_shares(
+    source: SampleSource, pipeline: Pipeline, settings: TrainSettings, most: int | None = None
+) -> Iterator[BatchShare]:
+    """Yield this rank's shares of the mini-batches of a data set, in order; the last one may be smaller.
+
+    Args:
+        source: of the samples.
+        pipeline: says which of them this rank needs.
+        settings: say how it is read.
+        most: of its samples, the first ones; None: all.
+    """
+    size, count = settings.batch_size, len(source.dataset) if most is None else min(most, len(source.dataset))
     requests = [BatchRequest(0, [*range(start, min(start + size, count))]) for start in range(0, count, size)]
     readers = {
         samples: ShareReader.of(source, pipeline.needs(samples), settings.seed)
@@ -126,7 +155,9 @@ def _found(task: Task, outputs: Any, targets: Any) -> list[Any]:
     # The numbers by name, and which function returned what in place of numbers.
     found: dict[str, float] = {}
     if task.accuracy is not None and not _put(found, ACCURACY, value := task.accuracy(outputs, targets)):
-        return [found, ["accuracy", kind_of(value), "one number", "Return its mean()."]]
+        several = "Give a function that returns several numbers by name as Task(metrics=...)."
+        remedy = several if isinstance(value, Mapping) else "Return its mean()."
+        return [found, ["accuracy", kind_of(value), "one number", remedy]]
     if task.metrics is None:
         return [found, None]
     given = cast("object", task.metrics(outputs, targets))
