@@ -3,11 +3,12 @@
 import time
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from graphpipe.cluster import Cluster
 from graphpipe.collection_pause import collection_paused
 from graphpipe.costs import CostTable
+from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.planners.problem.in_order_bound import least_seconds
 from graphpipe.planners.problem.options import Objective, Options
@@ -96,7 +97,7 @@ def default_stages_per_device(cluster: Cluster, objective: Objective) -> int:
 
 
 def _inference_plan(problem: Problem, settings: PlanSettings) -> Plan:
-    planner, latency = find_planner(settings.planner), settings.objective == "latency"
+    latency = settings.objective == "latency"
     evaluate = step_seconds if latency else period_seconds
     options = Options(
         inference_objective="latency" if latency else "throughput",
@@ -104,7 +105,18 @@ def _inference_plan(problem: Problem, settings: PlanSettings) -> Plan:
         micro_batch=settings.micro_batch,
     )
     forwards = replace(problem, trains=False)
-    return plan_with_splits(forwards, settings.split_choice, lambda split: planner.plan(split, options), evaluate)
+    return plan_with_splits(
+        forwards, settings.split_choice, lambda split: _planned(settings.planner, split, options), evaluate
+    )
+
+
+def _planned(name: str, problem: Problem, options: Options) -> Plan:
+    plan = cast("object", find_planner(name).plan(problem, options))
+    if not isinstance(plan, Plan):
+        kind = type(plan).__name__
+        remedy = "Return what `graphpipe.planners.problem.partition.assemble` returns."
+        raise InvalidInput(f"returned {kind}, must return a Plan", where=f"planner '{name}'", remedy=remedy)
+    return plan
 
 
 def _training_plan(problem: Problem, settings: PlanSettings) -> Plan:
@@ -115,7 +127,7 @@ def _training_plan(problem: Problem, settings: PlanSettings) -> Plan:
     keeps = schedule == AS_PLANNED or settings.mixed_micro_batches
 
     def found(problem: Problem, options: Options) -> Plan:
-        best = find_planner(settings.planner).plan(problem, options)
+        best = _planned(settings.planner, problem, options)
         best = best if keeps else scheduled(best, schedule, seconds)
         if schedule != AUTO or keeps or len(problem.graph.ops) * len(problem.cluster.devices) > _SMALL:
             return best

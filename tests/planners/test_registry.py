@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 from one_stage import ONE_STAGE, install, planners_restored
@@ -11,7 +12,7 @@ from problems import towers
 import graphpipe as gp
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.planners.problem.options import Options
-from graphpipe.planners.problem.partition import is_chain
+from graphpipe.planners.problem.partition import Part, Problem, assemble, is_chain
 from graphpipe.planners.problem.planner import Planner
 from graphpipe.planners.registry import DEFAULT, PLANNERS, all_planners, find_planner, planner_names, register_planner
 
@@ -112,3 +113,20 @@ def test_an_entry_point_that_is_not_a_planner_is_refused(
 def test_an_unknown_planner_gets_the_nearest_name() -> None:
     with pytest.raises(InvalidInput, match=r"unknown planner 'grahpipe'\. Did you mean 'graphpipe'"):
         find_planner("grahpipe")
+
+
+@pytest.mark.usefixtures("own")
+def test_what_a_planner_returns_wrongly_is_one_sentence() -> None:
+    """They ended in an IndexError and a TypeError."""
+    problem = towers([2, 2], 4, 8)
+    order = problem.graph.order
+
+    def backwards(problem: Problem, _: Options) -> gp.Plan:
+        return assemble(problem, [Part(order[2:], 1, 1), Part(order[:2], 1, 1)], planner="backwards")
+
+    register_planner(Planner(name="backwards", plan=backwards, pipeline="graph"))
+    register_planner(Planner(name="nothing", plan=lambda *_: cast("gp.Plan", None), pipeline="graph"))
+    with pytest.raises(InvalidInput, match=r"^planner 'backwards': part 1 feeds part 0, .* topological order"):
+        planned("backwards")
+    with pytest.raises(InvalidInput, match="^planner 'nothing': returned NoneType, must return a Plan"):
+        planned("nothing")

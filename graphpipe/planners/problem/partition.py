@@ -9,6 +9,7 @@ from typing import Literal
 
 from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable, Recompute, State
+from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.planners.problem.assign_devices import place
 from graphpipe.plans.in_flight import Count, delay_of, in_flight_samples, most_in_flight_of, versions_of
@@ -114,8 +115,18 @@ def assemble(
         types: the device type of every stage; None: any.
         devices: of every stage; None places the stages by `hosts` and `types`.
         crossing: the bytes between the stages, if they are known.
+
+    Raises:
+        InvalidInput: a stage feeds one before it.
     """
     crossing = crossing_bytes(problem.graph, parts) if crossing is None else crossing
+    if back := [pair for pair in crossing if pair[0] >= pair[1]]:
+        source, target = back[0]
+        raise InvalidInput(
+            f"part {source} feeds part {target}, which stands before it",
+            where=f"planner '{planner}'",
+            remedy="Give the parts in a topological order, or call assemble_in_order.",
+        )
     if chain:
         crossing = crossing | {
             (stage, stage + 1): crossing.get((stage, stage + 1), 0.0) for stage in range(len(parts) - 1)
