@@ -128,5 +128,5 @@ def test_what_a_planner_returns_wrongly_is_one_sentence() -> None:
     register_planner(Planner(name="nothing", plan=lambda *_: cast("gp.Plan", None), pipeline="graph"))
     with pytest.raises(InvalidInput, match=r"^planner 'backwards': part 1 feeds part 0, .* topological order"):
         planned("backwards")
-    with pytest.raises(InvalidInput, match="^planner 'nothing': returned NoneType, must return a Plan"):
+    with pytest.raises(InvalidInput, match=r"^planner 'nothing': returned NoneType, must return a Plan"):
         planned("nothing")
