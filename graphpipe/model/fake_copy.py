@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from graphpipe.errors import InvalidInput
-from graphpipe.model.torch_private import know_number, unsaved_buffers
+from graphpipe.model.torch_private import flatten, is_fake, know_number, outside_tracing, unsaved_buffers
 
 _ASKS = ((nn.TransformerEncoder, "is_causal"), (nn.TransformerDecoder, "tgt_is_causal"))
 """Modules that compare the values of a mask with those of a causal one, unless they are told what it is."""
@@ -64,6 +64,8 @@ def fake_copy(module: nn.Module, mode: AbstractContextManager[object], device: t
 class Scripted(nn.Module):
     """Stands for a scripted module, with fake tensors for its parameters and buffers. It runs on real tensors only.
 
+    Each call runs a copy, so that the buffers of the module stay as they are.
+
     Args:
         module: a scripted module.
         mode: of fake tensors.
@@ -84,8 +86,16 @@ class Scripted(nn.Module):
             self.add_module(name, Scripted(child, mode, device))
 
     def forward(self, *args: object, **kwargs: object) -> object:
-        """Call the scripted module."""
-        return self._held[0](*args, **kwargs)
+        """Call a copy of the scripted module.
+
+        Raises:
+            NotImplementedError: with fake tensors, of which it would run a part and leave them in its buffers.
+        """
+        if any(map(is_fake, flatten((args, kwargs))[0])):
+            raise NotImplementedError("a scripted module does not run on tensors without data")
+        with outside_tracing():
+            apart = copy.deepcopy(self._held[0])
+        return apart(*args, **kwargs)
 
 
 def _not_asking(forward: Callable[..., object], argument: str, *args: object, **kwargs: object) -> object:

@@ -1,13 +1,14 @@
 """Keeps what a module holds beside its parameters, while its forward runs for another reason than training."""
 
+import copy
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from graphpipe.model.torch_private import own_buffers
+from graphpipe.model.torch_private import own_buffers, scripted_values
 
 _EMPTY = nn.Module()
 
@@ -31,6 +32,22 @@ def attributes_kept(module: nn.Module) -> Generator[None]:
             for name in found.keys() - before.keys() - vars(_EMPTY).keys():
                 del found[name]
             found.update(before)
+
+
+@contextmanager
+def scripted_kept(module: nn.Module) -> Generator[None]:
+    """Let the block change copies of the buffers and attributes that the scripted modules in a module have."""
+    parts = [part for part in module.modules() if isinstance(part, torch.jit.ScriptModule)]
+    held = [(part, scripted_values(part)) for part in parts]
+    try:
+        for part, values in held:
+            for name, value in values.items():
+                setattr(part, name, value.clone() if isinstance(value, Tensor) else copy.deepcopy(value))
+        yield
+    finally:
+        for part, values in held:
+            for name, value in values.items():
+                setattr(part, name, value)
 
 
 def _plain_attributes(module: nn.Module) -> dict[str, Any]:

@@ -32,6 +32,7 @@ OWN_TABLES: Callable[[nn.Module], Sequence[dict[str, Any]]] = attrgetter("_param
 HOOK_TABLES: Callable[[nn.Module], Sequence[dict[int, Callable[..., Any]]]] = attrgetter(
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
 )
+_OF_TORCH = ("training", "_is_full_backward_hook")  # attributes of each scripted module
 CONVERSION = torch.ops.aten._to_copy.default  # to another dtype, that autocast calls
 
 
@@ -51,6 +52,11 @@ def know_number(fake: Tensor, value: Tensor) -> None:
     """Let a fake tensor of one element answer with a value when a forward asks for it."""
     assert isinstance(fake, FakeTensor)
     fake.constant = value.detach().cpu().clone()
+
+
+def is_fake(value: object) -> bool:
+    """Return whether a value is a tensor that has a shape and no data, of a fake mode."""
+    return isinstance(value, FakeTensor)
 
 
 def known_number(tensor: Tensor) -> int | None:
@@ -207,6 +213,13 @@ def unregister_buffer(holder: nn.Module, name: str) -> None:
 def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
     """Return the dictionary that a module keeps its buffers in, with those that are None."""
     return module._buffers
+
+
+def scripted_values(module: torch.jit.ScriptModule) -> dict[str, Any]:
+    """Return the buffers and plain attributes of a scripted or traced module itself, by name."""
+    held = module._concrete_type.get_attributes()  # pyright: ignore
+    names = [name for name, (_, trains) in held.items() if not trains and name not in _OF_TORCH]
+    return {name: getattr(module, name) for name in names}
 
 
 def with_child(module: nn.Module, name: str, child: nn.Module) -> nn.Module:

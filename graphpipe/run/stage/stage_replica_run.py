@@ -17,6 +17,7 @@ from graphpipe.run.stage.loss import LossFunction, is_exact, sum_of
 from graphpipe.run.stage.micro_batch import MicroBatch
 from graphpipe.run.stage.mini_batch import MiniBatch
 from graphpipe.run.stage.offload import OffloadedTensors
+from graphpipe.run.stage.overwritten import naming_overwritten
 from graphpipe.run.stage.receive_buffers import LastUse, NamedTensors, ReceiveBuffers
 from graphpipe.run.stage.stage_forward import StageForward
 from graphpipe.run.stage.stage_replica import StageReplica
@@ -106,11 +107,14 @@ class StageReplicaRun:
                 self.outgoing = self._forward(task, rows, batch)
             case "B":
                 probed = batch.step == 1 and not task.micro_batch and len(rows) < batch.size
-                self.outgoing = self._backward(task, probed=probed)
+                with naming_overwritten(self.replica.stage_name):
+                    self.outgoing = self._backward(task, probed=probed)
             case "I":
-                self.outgoing = self._input_half(task)
+                with naming_overwritten(self.replica.stage_name):
+                    self.outgoing = self._input_half(task)
             case "W":
-                self._weight_half(task)
+                with naming_overwritten(self.replica.stage_name):
+                    self._weight_half(task)
             case "U":
                 assert self.replica.update is not None, "updates are tasks only in a segment"
                 self.replica.update(task.micro_batch)

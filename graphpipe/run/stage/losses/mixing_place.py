@@ -1,9 +1,11 @@
 """Which submodule of a stage mixes the samples of a batch, found by what each of them gets and returns."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from graphpipe.graph import Mixing
@@ -63,9 +65,20 @@ def _noted(called: dict[nn.Module, str]) -> Generator[_Calls]:
         given = [each.detach().clone() for each in leaves([*args, *kwargs.values()])]
         calls.append((called[module], given, [each.detach().clone() for each in leaves(result)]))
 
-    handles = [each.register_forward_hook(note, with_kwargs=True) for each in called]
+    scripted = [each for each in called if isinstance(each, torch.jit.ScriptModule)]  # which take no hooks
+    handles = [each.register_forward_hook(note, with_kwargs=True) for each in called if each not in scripted]
     try:
+        for each in scripted:
+            vars(each)["forward"] = partial(_called, each, each.forward, note)
         yield calls
     finally:
         for handle in handles:
             handle.remove()
+        for each in scripted:
+            vars(each).pop("forward", None)  # it is found again in what was compiled
+
+
+def _called(module: nn.Module, forward: Callable[..., Any], note: Callable[..., None], *args: Any, **named: Any) -> Any:
+    result = forward(*args, **named)
+    note(module, args, named, result)
+    return result

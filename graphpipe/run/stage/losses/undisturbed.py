@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from graphpipe.model.kept_attributes import attributes_kept
+from graphpipe.model.kept_attributes import attributes_kept, scripted_kept
 from graphpipe.model.split.mode_dropout import ModeDropout
 from graphpipe.model.split.recompute_region import RecomputeRegion
 from graphpipe.model.torch_private import own_buffers
@@ -77,7 +77,7 @@ def as_before(module: nn.Module) -> Generator[None]:
     regions = [(part, part.keeper) for part in parts if isinstance(part, RecomputeRegion)]
     drops = [(part, part.probability) for part in parts if isinstance(part, ModeDropout)]
     copies = {id(buffer): buffer.clone() for buffer in module.buffers()}
-    with attributes_kept(module):
+    with attributes_kept(module), scripted_kept(module), _scripted_norms_off(module):
         for buffers in map(own_buffers, parts):
             buffers.update({name: copies[id(each)] for name, each in buffers.items() if each is not None})
         for part in off:
@@ -97,6 +97,20 @@ def as_before(module: nn.Module) -> Generator[None]:
                 part.probability = probability
             for region, keeper in regions:
                 region.keeper = keeper
+
+
+@contextmanager
+def _scripted_norms_off(module: nn.Module) -> Generator[None]:
+    names = {kind.__name__ for kind in (*_DROPOUTS, *_NORMS)}
+    scripted = [part for part in module.modules() if isinstance(part, torch.jit.ScriptModule)]
+    off = [part for part in scripted if part.original_name in names and part.training]
+    try:
+        for part in off:
+            part.training = False
+        yield
+    finally:
+        for part in off:
+            part.training = True
 
 
 def doubled(value: Tensor) -> Tensor:
