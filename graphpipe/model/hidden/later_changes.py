@@ -1,16 +1,17 @@
 """What a user changes in a model after a pipeline was built, which the pipeline does not follow.
 
-It holds the weights and layers that it was built with. A forward that it has followed is not called again: its hooks
-and its plain numbers are those of that time. Looking takes a quarter of a microsecond for each submodule, because only
-identities are compared, and by functions that are written in C.
+It holds the weights and layers that it was built with. A forward that it has followed is not called again: its hooks,
+its plain values and its functions are those of that time. Looking takes a quarter of a microsecond for each submodule,
+because only identities are compared, and by functions that are written in C.
 """
 
 import copy
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import starmap
 from operator import attrgetter, getitem, is_, methodcaller
-from typing import Any, final
+from types import BuiltinFunctionType, FunctionType
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ _DTYPE: Callable[[Tensor], torch.dtype] = attrgetter("dtype")
 _TRAINED: Callable[[Tensor], bool] = attrgetter("requires_grad")
 _FORWARD: Callable[[dict[str, Any]], object] = methodcaller("get", "forward")
 _PLAIN = (bool, int, float, str, type(None))
+_FUNCTIONS = (FunctionType, BuiltinFunctionType)
 _REMEDY = "Capture the model and plan again, and build a new pipeline."
 
 
@@ -164,7 +166,9 @@ class _Followed:
     forwards: list[object]
     """The forwards among these, which stand for those of their classes."""
     places: list[tuple[dict[str, Any], str]]
-    """The plain numbers and texts among them that their forwards read."""
+    """The plain values and functions that their forwards read: attributes, and attributes of these."""
+    labels: list[str]
+    """The name of each of these."""
     held: list[Any]
 
     @staticmethod
@@ -172,7 +176,7 @@ class _Followed:
         modules = dict(model.named_modules())
         followed = {path: each for path, each in modules.items() if id(each) not in called}
         hooks = [table for each in followed.values() for table in HOOK_TABLES(each)]
-        places = [(vars(each), name) for each in followed.values() for name in _read(each)]
+        read = {_joined(path, name): place for path, each in followed.items() for name, place in _read(each)}
         return _Followed(
             modules=[*modules.values()],
             compiled=[*map(COMPILED, modules.values())],
@@ -181,8 +185,9 @@ class _Followed:
             keys=[*map(tuple, hooks)],
             own=[vars(each) for each in followed.values()],
             forwards=[vars(each).get("forward") for each in followed.values()],
-            places=places,
-            held=[copy.copy(own[name]) for own, name in places],
+            places=[*read.values()],
+            labels=[*read],
+            held=[copy.deepcopy(own[name]) for own, name in read.values()],
         )
 
     def changed(self) -> str:
@@ -202,21 +207,37 @@ class _Followed:
         except KeyError:
             return "an attribute that the forward of the model reads was removed"
         at = next(n for n, (own, name) in enumerate(self.places) if own[name] != self.held[n])
-        own, name = self.places[at]
-        path = self.paths[next(n for n, each in enumerate(self.own) if each is own)]
-        return f"'{_joined(path, name)}', which the forward reads, was changed from {self.held[at]!r} to {own[name]!r}"
+        (own, name), label = self.places[at], self.labels[at]
+        return f"'{label}', which the forward reads, was changed from {_said(self.held[at])} to {_said(own[name])}"
 
 
-def _read(module: nn.Module) -> list[str]:
-    # The plain attributes that the forward of a module names, but for the mode, which has its own rules.
+def _read(module: nn.Module) -> Iterator[tuple[str, tuple[dict[str, Any], str]]]:
+    # The plain attributes that the forward of a module names, but for the mode, which has its own rules; and those of
+    # objects that it names, such as a configuration.
     code = getattr(getattr(type(module), "forward", None), "__code__", None)
     names = {*code.co_names} - {"training"} if code is not None else set[str]()
-    return sorted(name for name, value in vars(module).items() if name in names and _is_plain(value))
+    for name in sorted(names & vars(module).keys()):
+        value: object = vars(module)[name]
+        if _is_plain(value):
+            yield name, (vars(module), name)
+        elif not isinstance(value, Tensor | nn.Module | type) and hasattr(value, "__dict__"):
+            held = vars(value)
+            yield from (
+                (f"{name}.{inner}", (held, inner)) for inner in sorted(names & held.keys()) if _is_plain(held[inner])
+            )
 
 
 def _is_plain(value: Any) -> bool:
-    # A number or a text, or a list of these.
-    return all(isinstance(each, _PLAIN) for each in (value if isinstance(value, list | tuple) else [value]))
+    # A number, a text or a function, or a list or dict of these.
+    if isinstance(value, dict):
+        return all(map(_is_plain, cast("dict[object, object]", value).values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(_is_plain, cast("Collection[object]", value)))
+    return isinstance(value, (*_PLAIN, *_FUNCTIONS))
+
+
+def _said(value: object) -> str:
+    return getattr(value, "__name__", None) or repr(value)
 
 
 def _is_here(each: object) -> bool:

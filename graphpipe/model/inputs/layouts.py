@@ -271,7 +271,8 @@ def _check_layout(parts: Sequence[InputPart], given: Sequence[InputPart]) -> Non
 
 def _alike(one: InputPart, other: InputPart) -> bool:
     if CONSTANT in (one.kind, other.kind):
-        return one.kind == other.kind and type(one.value) is type(other.value) and one.value == other.value
+        same = one.value == other.value or (one.value != one.value and other.value != other.value)  # both are NaN
+        return one.kind == other.kind and type(one.value) is type(other.value) and same
     return one.kind == other.kind or {one.kind, other.kind} == {"list", "tuple"}
 
 

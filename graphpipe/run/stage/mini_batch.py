@@ -13,6 +13,7 @@ from graphpipe.errors import InvalidInput
 from graphpipe.plans.sharding import SampleRange
 from graphpipe.run.stage.edge_values import EdgeSpecs
 from graphpipe.run.stage.given_order import GivenOrder
+from graphpipe.run.stage.lists_of_samples import check_no_list_of_samples
 from graphpipe.run.stage.shares.needs import Needs
 from graphpipe.run.stage.tensor_tree import leaves, map_tensors
 
@@ -135,13 +136,15 @@ def check_rows(inputs: Mapping[str, Tensor], targets: object) -> int:
     """Return the number of samples in a mini-batch.
 
     Raises:
-        InvalidInput: there are no inputs, a tensor has no dimension of samples, or the numbers of samples differ.
+        InvalidInput: there are no inputs, a tensor has no dimension of samples, the numbers of samples differ, or a
+            target has values of samples that are not tensors.
     """
     if not inputs:
         raise InvalidInput("the mini-batch has no inputs", where="inputs")
     given = leaves(targets)
     size = first.shape[0] if (first := next(iter(inputs.values()))).ndim else 0
     if size and all(tensor.ndim and tensor.shape[0] == size for tensor in (*inputs.values(), *given)):
+        check_no_list_of_samples(targets, size)
         return size
     _refuse_rows(inputs, given)
 
@@ -166,11 +169,18 @@ def check_alike(batch: MiniBatch, first: MiniBatch) -> None:
 def _refuse_rows(inputs: Mapping[str, Tensor], targets: Sequence[Tensor]) -> NoReturn:
     sizes = {f"input '{name}'": tensor for name, tensor in inputs.items()}
     sizes |= {f"target {number}": tensor for number, tensor in enumerate(targets)}
-    counts = {name: tensor.shape[0] if tensor.ndim else 0 for name, tensor in sizes.items()}
-    first, size = next(iter(counts.items()))
-    wrong = next(name for name, count in counts.items() if count != size or count == 0)
-    raise InvalidInput(
-        f"{wrong} holds {counts[wrong]} samples, {first} holds {size}",
-        where="mini-batch",
-        remedy="The first dimension of every input and target is the samples of the mini-batch.",
+    first, samples = next(iter(sizes.items()))
+    size = samples.shape[0] if samples.ndim else 0
+    name, wrong = next(
+        (name, each) for name, each in sizes.items() if not each.ndim or each.shape[0] != size or not size
     )
+    if not wrong.ndim:
+        what = f"{name} is a single number"
+    elif name == first:
+        what = f"{name} holds no sample"
+    else:
+        what = f"{name} holds {wrong.shape[0]} samples, {first} holds {size}"
+    remedy = "The first dimension of every input and target is the samples of the mini-batch."
+    if not wrong.ndim and name not in list(sizes)[: len(inputs)]:
+        remedy += " A target that is one number for all samples may be a plain number: float(target)."
+    raise InvalidInput(what, where="mini-batch", remedy=remedy)

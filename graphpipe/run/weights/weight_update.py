@@ -52,9 +52,9 @@ def check_step(built: object, remedy: str) -> None:
         InvalidInput: it needs one: `LBFGS` a closure.
     """
     kinds = inspect.Parameter
-    for name, each in inspect.signature(type(built).step).parameters.items():  # pyright: ignore
+    for name, each in inspect.signature(built.step).parameters.items():  # pyright: ignore
         starred = each.kind in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
-        if name != "self" and not starred and each.default is kinds.empty:
+        if not starred and each.default is kinds.empty:
             what = f"{type(built).__name__}.step() needs '{name}', which a pipeline does not have"
             raise InvalidInput(what, where="optimizer", remedy=remedy)
 

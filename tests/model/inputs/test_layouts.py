@@ -111,6 +111,12 @@ def test_what_is_no_tensor_stays_as_in_the_example(changed: dict[str, Any], mess
         name_inputs(layout, {"x": X, "mask": None})
 
 
+def test_a_number_that_is_nan_is_that_of_the_example() -> None:
+    """It is not equal to itself, so it was refused: "it is nan, in the example it is nan"."""
+    layout = read_layout(Two(), {"x": X, "mask": None, "scale": float("nan")})
+    assert [*name_inputs(layout, {"x": X, "mask": None, "scale": float("nan")})] == ["x"]
+
+
 @pytest.mark.parametrize(
     ("batch", "message"),
     [

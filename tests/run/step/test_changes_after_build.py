@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -136,6 +137,20 @@ def test_optimizers_that_need_more(optimizer: Any, scheduler: Any, name: str) ->
         )
 
 
+class Wrapped(torch.optim.SGD):
+    def step(it, closure: Any = None) -> Any:  # pyright: ignore
+        return super().step(closure)
+
+
+@pytest.mark.timeout(60)
+def test_a_step_may_call_its_object_as_it_likes() -> None:
+    """It was refused, because an optimizer that it wraps was not named `self`."""
+    one, (x, y) = model(), batch()
+    plan = cut_plan(gp.capture(one, x), batch_size=8, micro_batch=4)
+    with gp.Pipeline(plan, one, nn.functional.cross_entropy, lambda p: Wrapped(p, lr=0.1)) as it:
+        assert it.step(x, y) > it.step(x, y)
+
+
 @pytest.mark.timeout(60)
 def test_a_plateau_follows_what_it_is_given_and_no_step() -> None:
     one, (x, y) = model(), batch()
@@ -152,20 +167,21 @@ def test_a_plateau_follows_what_it_is_given_and_no_step() -> None:
 
 
 class Scaled(nn.Module):
-    """A model whose own forward reads a number, a buffer and a layer of a list."""
+    """A model whose own forward reads numbers, a function, a buffer and a layer of a list."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(1)
         self.scale, self.seen, self.powers = 1.0, 0, [1.0, 1.0]
+        self.bend, self.factors, self.settings = torch.tanh, {"all": 1.0}, SimpleNamespace(offset=0.0, other=0.0)
         self.register_buffer("shift", torch.zeros(6))
         self.layers = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])
         self.block = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.0), nn.Linear(6, 3))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer, power in zip(self.layers, self.powers, strict=False):
-            x = torch.tanh(layer(x)) * self.scale**power + self.shift
-        return self.block(x)
+            x = self.bend(layer(x)) * self.scale**power + self.shift
+        return self.block(x) * self.factors["all"] + self.settings.offset
 
 
 @cache
@@ -204,6 +220,11 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "'block.0.bias' got a hook": lambda one: one.block[0].bias.register_post_accumulate_grad_hook(lambda _: None),
     r"'powers', which the forward reads, was changed from \[1.0, 1.0\] to": lambda one: one.powers.__setitem__(0, 2.0),
     "'scale', which the forward reads, was changed from 1.0 to 2.0": set_to("scale", 2.0),
+    "'bend', which the forward reads, was changed from tanh to sin": set_to("bend", torch.sin),
+    r"'factors', which the forward reads, was changed from \{'all': 1.0\} to": lambda one: one.factors.update(all=2.0),
+    "'settings.offset', which the forward reads, was changed from 0.0": lambda one: setattr(
+        one.settings, "offset", 1.0
+    ),
 }
 
 
@@ -225,7 +246,11 @@ def test_what_may_be_changed_after_the_pipeline_was_built() -> None:
     (plan, options), (x, y) = of_scaled(), batch()
     with gp.Pipeline(plan, one, nn.functional.cross_entropy, sgd, options=options) as it:
         first = it.step(x, y)
-        one.seen, one.block[1].p = 5, 0.5  # what no followed forward reads, and what the pipeline calls as it is
+        one.seen, one.settings.other, one.block[1].p = (
+            5,
+            1.0,
+            0.5,
+        )  # what no followed forward reads, and what the pipeline calls as it is
         calls: list[int] = []
         handle = one.layers[0].register_forward_hook(lambda *_: calls.append(1))
         one.load_state_dict(one.state_dict())
