@@ -16,6 +16,7 @@ from graphpipe.training.prepare_elastic import has_checkpoint, prepare_elastic
 from graphpipe.training.run_folder.finished_run import FinishedRun, finish
 from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.training.run_folder.run_lock import RunLock
+from graphpipe.training.same_settings import check_same_settings
 from graphpipe.training.task.task import load_task
 from graphpipe.training.train_rank import train_rank
 
@@ -42,6 +43,7 @@ def train_under_torchrun(
     task = load_task(config.task, config.folder, config.train.seed)
     world = join(None, config.run.timeout_seconds)
     with world.closing_on_error(), RunLock() as lock:
+        check_same_settings(world, config)
         membership = Membership.gather(config, world) if config.run.elastic else None
 
         def prepare_here() -> Prepared:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from graphpipe.errors import PeerLost, PeerStalled
 from graphpipe.run.comm.world import World
-from graphpipe.run.meeting.peer_loss import LOOK
+from graphpipe.run.meeting.peer_loss import LOOK, LOOK_OR_WAIT
 
 _TAG = 5
 """Other messages between ranks have smaller tags."""
@@ -119,7 +119,8 @@ class PeerWatch:
             return
         about = self.world.about(peer) + self.world.reach.verdict()
         if stalled:
-            self.world.loss.error = PeerStalled(f"rank {peer} did not answer within the time limit{about}", remedy=LOOK)
+            what = f"rank {peer} did not answer within the time limit{about}"
+            self.world.loss.error = PeerStalled(what, remedy=LOOK_OR_WAIT)
         else:
             self.world.loss.error = PeerLost(f"rank {peer} died or closed its connection{about}", remedy=LOOK)
         self.world.abort()

@@ -16,6 +16,10 @@ _REMEDIES = {
     "precision": "Give every rank the same precision.",
     "values on the stage edges": "Build the same model, with the same example inputs and frozen parts, on every rank.",
     "seed": "Give every rank the same seed.",
+    "limit of the gradients": "Give every rank the same clip_norm.",
+    "decay of averages": "Give every rank the same average_decay.",
+    "model, with equal shapes,": "Run the same source on every host, and build the same layers on every rank.",
+    "loss_fn": "Run the same source on every host, and give every rank the same loss.",
 }
 
 

@@ -9,6 +9,11 @@ from graphpipe.run.meeting.set_up_errors import set_up_error, what_happened
 
 LOOK = "Look at that rank's own message: it came first."
 """The remedy of an error about a lost peer."""
+LOOK_OR_WAIT = (
+    "Look at that rank's own message, if it has one. If not, it may be reading data, or hang: find out what it does, "
+    "or raise the time limit (timeout_seconds)."
+)
+"""The remedy of an error about a peer that is silent."""
 _SIGNS_OF_LOSS = ("connection", "broken pipe", "remote process", "not connected")
 _SIGNS_OF_ABORT = ("abort",)
 _SIGNS_OF_SILENCE = ("timed out", "timeout")
@@ -62,6 +67,6 @@ class Waiting:
             raise own from error
         if any(sign in text for sign in _SIGNS_OF_SILENCE):
             what = f"{self.peer} did not answer within the time limit{self.about()}"
-            raise PeerStalled(what, remedy=LOOK) from error
+            raise PeerStalled(what, remedy=LOOK_OR_WAIT) from error
         if any(sign in text for sign in _SIGNS_OF_LOSS):
             raise PeerLost(f"{self.peer} died or closed its connection{self.about()}", remedy=LOOK) from error

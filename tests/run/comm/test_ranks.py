@@ -53,7 +53,14 @@ def test_replica_0_decides_the_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "message"), [("seed", "rank 1 has another seed"), ("schedule", "rank 1 has another plan")]
+    ("what", "message"),
+    [
+        ("seed", "rank 1 has another seed"),
+        ("schedule", "rank 1 has another plan"),
+        ("clip_norm", "rank 1 has another limit of the gradients than rank 0 (1.0 against 2.0)"),
+        ("loss_fn", "rank 1 has another loss_fn than rank 0"),
+        ("model", "rank 1 has another model, with equal shapes, than rank 0"),
+    ],
 )
 def test_ranks_with_different_plans_or_options_are_refused(what: str, message: str, tmp_path: Path) -> None:
     for outcome in run_ranks(differ, 4, tmp_path, "replicas", what):

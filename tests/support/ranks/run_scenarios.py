@@ -190,8 +190,18 @@ def stall(cut: str, rank: int, folder: str) -> float:
 def differ(cut: str, what: str) -> None:
     """Build with a setting that differs between ranks."""
     odd = dist.get_rank() == 1
-    options: dict[str, Any] = {what: 7 if odd else 8} if what == "seed" else {what: "gpipe" if odd else "1f1b"}
-    build(cut, **options)
+    values: dict[str, tuple[Any, Any]] = {
+        "seed": (7, 8),
+        "schedule": ("gpipe", "1f1b"),
+        "clip_norm": (1.0, 2.0),
+        "loss_fn": (cross_entropy, contrastive),
+        "model": (0.1, 0.3),
+    }
+    own = values[what][not odd]
+    if what == "model":
+        plan = captured_plan(fan(), fan_batch()[0], STAGES[cut], BATCH)
+        Pipeline(plan, fan(own), cross_entropy, adamw)
+    build(cut, **{what: own})
 
 
 def not_a_number(cut: str) -> dict[str, Any]:
