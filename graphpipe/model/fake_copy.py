@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from graphpipe.errors import InvalidInput
-from graphpipe.model.torch_private import flatten, is_fake, know_number, outside_tracing, unsaved_buffers
+from graphpipe.model.torch_private import flatten, know_number, outside_tracing, unsaved_buffers
 
 _ASKS = ((nn.TransformerEncoder, "is_causal"), (nn.TransformerDecoder, "tgt_is_causal"))
 """Modules that compare the values of a mask with those of a causal one, unless they are told what it is."""
@@ -91,7 +91,7 @@ class Scripted(nn.Module):
         Raises:
             NotImplementedError: with fake tensors, of which it would run a part and leave them in its buffers.
         """
-        if any(map(is_fake, flatten((args, kwargs))[0])):
+        if any(hasattr(each, "fake_mode") for each in flatten((args, kwargs))[0]):
             raise NotImplementedError("a scripted module does not run on tensors without data")
         with outside_tracing():
             apart = copy.deepcopy(self._held[0])

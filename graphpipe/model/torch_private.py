@@ -32,7 +32,8 @@ OWN_TABLES: Callable[[nn.Module], Sequence[dict[str, Any]]] = attrgetter("_param
 HOOK_TABLES: Callable[[nn.Module], Sequence[dict[int, Callable[..., Any]]]] = attrgetter(
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
 )
-_OF_TORCH = ("training", "_is_full_backward_hook")  # attributes of each scripted module
+own_buffers: Callable[[nn.Module], dict[str, Tensor | None]] = attrgetter("_buffers")  # those that are None, too
+write_count: Callable[[Tensor], int] = attrgetter("_version")  # in place, on whatever device, since it was made
 CONVERSION = torch.ops.aten._to_copy.default  # to another dtype, that autocast calls
 
 
@@ -52,11 +53,6 @@ def know_number(fake: Tensor, value: Tensor) -> None:
     """Let a fake tensor of one element answer with a value when a forward asks for it."""
     assert isinstance(fake, FakeTensor)
     fake.constant = value.detach().cpu().clone()
-
-
-def is_fake(value: object) -> bool:
-    """Return whether a value is a tensor that has a shape and no data, of a fake mode."""
-    return isinstance(value, FakeTensor)
 
 
 def known_number(tensor: Tensor) -> int | None:
@@ -162,7 +158,7 @@ def size_at(size: object, samples: int) -> int:
 
 
 def guessed(number: float | torch.SymInt | torch.SymFloat, guess: int) -> float:
-    """Return a number in which every size that depends on the values in a tensor counts as `each`."""
+    """Return a number in which every size that depends on the values in a tensor counts as `guess`."""
     if not isinstance(number, torch.SymInt | torch.SymFloat):
         return float(number)
     return float(number.node.expr.subs(dict.fromkeys(number.node.expr.free_symbols, guess)))
@@ -210,16 +206,10 @@ def unregister_buffer(holder: nn.Module, name: str) -> None:
         holder.__dict__[name] = tensor
 
 
-def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
-    """Return the dictionary that a module keeps its buffers in, with those that are None."""
-    return module._buffers
-
-
 def scripted_values(module: torch.jit.ScriptModule) -> dict[str, Any]:
     """Return the buffers and plain attributes of a scripted or traced module itself, by name."""
-    held = module._concrete_type.get_attributes()  # pyright: ignore
-    names = [name for name, (_, trains) in held.items() if not trains and name not in _OF_TORCH]
-    return {name: getattr(module, name) for name in names}
+    held, own = module._concrete_type.get_attributes(), {"training", "_is_full_backward_hook"}  # pyright: ignore
+    return {name: getattr(module, name) for name, (_, trains) in held.items() if not (trains or name in own)}
 
 
 def with_child(module: nn.Module, name: str, child: nn.Module) -> nn.Module:
@@ -301,11 +291,6 @@ def intercepted(module: nn.Module, call: Callable[..., object]) -> Generator[Non
 def memory_key(tensor: Tensor) -> int:
     """Return a number that is equal for tensors that share memory, as long as one of them exists."""
     return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
-
-
-def write_count(tensor: Tensor) -> int:
-    """Return how often a tensor was written into in place, on whatever device, since it was made."""
-    return tensor._version
 
 
 def non_leaf_alias(tensor: Tensor) -> Tensor:

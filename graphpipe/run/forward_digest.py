@@ -16,6 +16,17 @@ from torch import nn
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
+def computed_alike(model: object, loss_fn: Callable[..., Any]) -> dict[str, str]:
+    """Return descriptions of what must be computed alike on all ranks, by what they describe.
+
+    Args:
+        model: the user's module; of anything else there is no description.
+        loss_fn: of the training.
+    """
+    layers = digest_of_layers(model) if isinstance(model, nn.Module) else ""
+    return {"model, with equal shapes,": layers, "loss_fn": digest_of_loss(loss_fn)}
+
+
 def digest_of_layers(model: nn.Module) -> str:
     """Return 8 hexadecimal digits of the layers of a model."""
     return _digits(_layers(model))

@@ -24,7 +24,7 @@ from graphpipe.run.comm.world import World
 from graphpipe.run.device.precision import check_planned_precision, check_precision_of_device, initial_scale
 from graphpipe.run.faults.rank_status import NO_PEER
 from graphpipe.run.faults.status_reporter import StatusReporter
-from graphpipe.run.forward_digest import digest_of_layers, digest_of_loss
+from graphpipe.run.forward_digest import computed_alike
 from graphpipe.run.initial_weights.host_tensors import host_tensors
 from graphpipe.run.segments.build_updates import build_updates
 from graphpipe.run.segments.check_policy import check_policy
@@ -113,7 +113,7 @@ def build_parts(
     tasks = build_schedule(plan) if plan.weights == "flush" else build_segment(plan, 1)
     lowered = lower(plan, tasks, gradient_edges=gradient_edges(specs))
     verify_lowered(plan, tasks, lowered, gradient_edges(specs))
-    shake_hands(world, plan, placement, _settings(specs, options) | _computed(model, loss_fn))
+    shake_hands(world, plan, placement, _settings(specs, options) | computed_alike(model, loss_fn))
     check_planned_precision(plan, options.precision)
     check_precision_of_device(world.device, options.precision)
     check_host_memory(world, placement)
@@ -233,12 +233,6 @@ def _train_segment(
         with_norms=options.check_finite,
         compiler=compiler,
     )
-
-
-def _computed(model: nn.Module | Sequence[StageProgram], loss_fn: LossFunction) -> dict[str, str]:
-    """Return descriptions of what must be computed alike on all ranks."""
-    layers = digest_of_layers(model) if isinstance(model, nn.Module) else ""
-    return {"model, with equal shapes,": layers, "loss_fn": digest_of_loss(loss_fn)}
 
 
 def _settings(specs: EdgeSpecs, options: PipelineOptions) -> dict[str, str | int]:

@@ -9,6 +9,7 @@ from graphpipe.files.json_body import from_body, to_body
 from graphpipe.plans import Plan
 from graphpipe.run.comm.collective_calls import wait_for_ranks
 from graphpipe.run.comm.world import World, join
+from graphpipe.training.config.same_settings import check_same_settings
 from graphpipe.training.config.settings import TrainConfig
 from graphpipe.training.elastic.membership import Membership
 from graphpipe.training.prepare import Prepared, prepare
@@ -16,7 +17,6 @@ from graphpipe.training.prepare_elastic import has_checkpoint, prepare_elastic
 from graphpipe.training.run_folder.finished_run import FinishedRun, finish
 from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.training.run_folder.run_lock import RunLock
-from graphpipe.training.same_settings import check_same_settings
 from graphpipe.training.task.task import load_task
 from graphpipe.training.train_rank import train_rank
 

@@ -81,18 +81,18 @@ def test_only_one_module_installs_hooks() -> None:
 def test_what_a_dropped_graph_saved_is_freed() -> None:
     """`exp` saves what it returns. The graph kept it, and it kept the graph: each profile of a model left its attention
     layers in memory, 3.4 GB on an H100, and so did the first backward of a training that was split."""
-    saved: list[weakref.ref[SavedTensor]] = []
+    seen: list[weakref.ref[SavedTensor]] = []
 
     class Looking(Noted):
-        def on_save(self, saved_tensor: SavedTensor) -> None:
-            saved.append(weakref.ref(saved_tensor))
+        def on_save(self, saved: SavedTensor) -> None:
+            seen.append(weakref.ref(saved))
 
     x = torch.tensor(2.0, requires_grad=True)
     with handle_saved_tensors(Looking("looking")):
         y = x.exp().sin()
-    assert [each() is not None for each in saved] == [True, True]
+    assert [each() is not None for each in seen] == [True, True]
     del y
-    assert [each() for each in saved] == [None, None]
+    assert [each() for each in seen] == [None, None]
 
 
 def test_second_derivatives_pass_through_what_was_saved() -> None:

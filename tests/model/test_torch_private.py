@@ -31,7 +31,6 @@ from graphpipe.model.torch_private import (
     intercepted,
     is_compiled,
     is_data_dependent,
-    is_fake,
     is_mutable,
     is_random,
     is_view,
@@ -361,9 +360,3 @@ def test_a_context_is_made_at_each_call_of_a_function(monkeypatch: pytest.Monkey
 def test_a_scripted_module_tells_its_buffers_and_attributes() -> None:
     found = scripted_values(torch.jit.script(nn.BatchNorm1d(2)))
     assert sorted(found) == ["num_batches_tracked", "running_mean", "running_var"]
-
-
-def test_a_fake_tensor_is_told_from_others() -> None:
-    with fake_mode():
-        assert is_fake(torch.ones(2))
-    assert not is_fake(torch.ones(2))

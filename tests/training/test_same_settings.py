@@ -7,8 +7,8 @@ import pytest
 
 from graphpipe.errors import InvalidInput
 from graphpipe.run.comm.world import World
+from graphpipe.training.config.same_settings import check_same_settings
 from graphpipe.training.config.settings import TrainConfig, TrainSettings
-from graphpipe.training.same_settings import check_same_settings
 
 
 class Two(World):

@@ -13,7 +13,7 @@ from graphpipe.errors import InvalidInput
 from graphpipe.plans.sharding import SampleRange
 from graphpipe.run.stage.edge_values import EdgeSpecs
 from graphpipe.run.stage.given_order import GivenOrder
-from graphpipe.run.stage.lists_of_samples import check_no_list_of_samples
+from graphpipe.run.stage.losses.lists_of_samples import check_no_list_of_samples
 from graphpipe.run.stage.shares.needs import Needs
 from graphpipe.run.stage.tensor_tree import leaves, map_tensors
 

@@ -10,6 +10,7 @@ from graphpipe.devices.registry import kind_of
 from graphpipe.model.halves.releasable_tensors import ReleasableTensors
 from graphpipe.model.halves.split_backward import WeightHalf
 from graphpipe.plans.sharding import SampleRange, count_micro_batches
+from graphpipe.run.device.overwritten import naming_overwritten
 from graphpipe.run.device.rng import derive_seed
 from graphpipe.run.stage.edge_values import is_none
 from graphpipe.run.stage.injected_gradients import check_no_injection
@@ -17,7 +18,6 @@ from graphpipe.run.stage.loss import LossFunction, is_exact, sum_of
 from graphpipe.run.stage.micro_batch import MicroBatch
 from graphpipe.run.stage.mini_batch import MiniBatch
 from graphpipe.run.stage.offload import OffloadedTensors
-from graphpipe.run.stage.overwritten import naming_overwritten
 from graphpipe.run.stage.receive_buffers import LastUse, NamedTensors, ReceiveBuffers
 from graphpipe.run.stage.stage_forward import StageForward
 from graphpipe.run.stage.stage_replica import StageReplica
