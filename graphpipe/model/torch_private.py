@@ -4,7 +4,9 @@ import copy
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partialmethod
 from operator import attrgetter
+from types import FrameType
 from typing import Any
 
 import torch
@@ -114,7 +116,8 @@ def answering(answer: Callable[[], bool]) -> Generator[None]:
     """
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-    known, length = torch.SymBool.__bool__, Tensor.__len__
+    kinds: tuple[Any, ...] = (torch.SymBool, torch.SymFloat, Tensor)
+    known, length = [kind.__bool__ for kind in kinds], Tensor.__len__
 
     def count(self: Tensor) -> int:
         try:
@@ -122,22 +125,29 @@ def answering(answer: Callable[[], bool]) -> Generator[None]:
         except GuardOnDataDependentSymNode:
             return int(answer())
 
-    def truth(self: torch.SymBool) -> bool:
-        try:
-            return known(self)
-        except GuardOnDataDependentSymNode:
-            asking = sys._getframe(1)
-            if asking.f_code is torch.SymInt.__bool__.__code__ and asking.f_back is not None:
-                asking = asking.f_back
-            if asking.f_globals.get("__name__", "").partition(".")[0] == "torch":
-                raise
-            return answer()
-
-    torch.SymBool.__bool__, Tensor.__len__ = truth, count
+    Tensor.__len__ = count
+    for kind, own in zip(kinds, known, strict=True):
+        kind.__bool__ = partialmethod(_asked, own, answer)
     try:
         yield
     finally:
-        torch.SymBool.__bool__, Tensor.__len__ = known, length
+        Tensor.__len__ = length
+        for kind, own in zip(kinds, known, strict=True):
+            kind.__bool__ = own
+
+
+def _asked(self: Any, known: Callable[[Any], bool], answer: Callable[[], bool]) -> bool:
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    try:
+        return known(self)
+    except GuardOnDataDependentSymNode:
+        asking: FrameType | None = sys._getframe(1)
+        if asking.f_code is torch.SymInt.__bool__.__code__:
+            asking = asking.f_back
+        if asking is None or asking.f_globals.get("__name__", "").partition(".")[0] == "torch":
+            raise
+        return answer()
 
 
 def size_at(size: object, samples: int) -> int:

@@ -29,7 +29,7 @@ def check_changes(ops: Iterable[Op], nodes: Mapping[str, Sequence[fx.Node]]) -> 
                     "would run it for each micro-batch",
                     where="capture",
                     remedy=f"Give it the whole mini-batch at once (whole_batch=['{node.target}']), or change the "
-                    "weight between steps.",
+                    "weight between steps. If only its first call changes it, run the model once before the capture.",
                 )
 
 

@@ -26,13 +26,15 @@ class FixedDraws(DispatchMode):
     Args:
         double: compute in double precision.
         norms: let batch norm use the statistics that it holds.
+        reseeded: let a forward draw real numbers where it has just seeded a generator itself. They are the same in each
+            call, so plain PyTorch gives each sample those of its place in the mini-batch.
     """
 
-    def __init__(self, *, double: bool, norms: bool = True) -> None:
+    def __init__(self, *, double: bool, norms: bool = True, reseeded: bool = False) -> None:
         super().__init__()
         self.drawn: dict[str, None] = {}
         """What was replaced, by the name of the operator."""
-        self._double, self._norms = double, norms
+        self._double, self._norms, self._reseeded = double, norms, reseeded
 
     def __torch_dispatch__(
         self, func: Operator, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -47,6 +49,10 @@ class FixedDraws(DispatchMode):
         if self._norms and name in _STATISTICS:
             return self._normed(name, func, [*args], named)
         if not is_random(func) or _attends_without_dropout(name, args):
+            return func(*args, **named)
+        if self._reseeded and _just_seeded(generator := named.get("generator")):
+            if generator is not None:
+                named["generator"] = generator.clone_state()  # it may be the module's, and stays as it is
             return func(*args, **named)
         self.drawn[name] = None
         fixed = _FIXED.get(name)
@@ -64,6 +70,20 @@ class FixedDraws(DispatchMode):
         if args[at] is None:
             args[at], args[at + 1] = given.new_zeros(given.shape[1]), given.new_ones(given.shape[1])
         return func(*args, **named)
+
+
+UNLIKELY = 0x3A7D15C9E2B4
+"""A seed of torch's generator that no forward is expected to choose."""
+
+
+def _just_seeded(generator: torch.Generator | None) -> bool:
+    # Whether nothing was drawn from a generator since it was seeded, unless it is torch's own with our seed.
+    used = torch.default_generator if generator is None else generator
+    if generator is None and used.initial_seed() == UNLIKELY:
+        return False
+    again = torch.Generator(used.device)
+    again.manual_seed(used.initial_seed())
+    return torch.equal(again.get_state(), used.get_state())
 
 
 _STATISTICS = frozenset(("native_batch_norm", "native_batch_norm_backward"))

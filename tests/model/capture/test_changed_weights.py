@@ -113,3 +113,48 @@ def test_data_of_a_buffer_in_the_model_itself() -> None:
             return self.out(x * self.scale)
 
     assert distance(Decay(), batches(), nn.functional.cross_entropy, cut=0, micro_batch=8) < 1e-12
+
+
+class FirstCall(nn.Module):
+    """Ties a weight, or chooses a scale by the first samples, when it is called for the first time."""
+
+    def __init__(self, does: str) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.does, self.called = does, False
+        self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.scale = nn.Parameter(torch.ones(()))
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("size", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.does == "tie":
+            self.two.weight = self.one.weight
+        elif not (self.called if self.does == "attribute" else self.get_buffer("seen")):
+            with torch.no_grad():
+                (self.get_buffer("size") if "of a buffer" in self.does else self.scale).copy_(x.abs().mean())
+            self.called = True
+            self.get_buffer("seen").fill_(1.0)
+        return self.two(self.one(x).tanh()) * self.scale * self.get_buffer("size")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("does", ["tie", "attribute"])
+def test_what_only_the_first_call_changes_is_done_before_the_capture(does: str) -> None:
+    """The advice was to give it the whole mini-batch, and then the first step said that a weight was replaced."""
+    model = nn.Sequential(nn.Linear(6, 6), FirstCall(does), nn.Linear(6, 3)).double()
+    with pytest.raises(InvalidInput, match="If only its first call changes it, run the model once before"):
+        gp.capture(copy.deepcopy(model).float(), batches()[0][0].float())
+    model(batches()[0][0])
+    assert distance(model, batches(), nn.functional.cross_entropy) < 1e-12
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("does", ["buffer", "scale of a buffer"])
+def test_a_first_call_that_a_buffer_tells_gets_the_whole_mini_batch(does: str) -> None:
+    """The advice was to keep it whole, which it was. A flag that is no truth value was taken for one that is set."""
+    model = nn.Sequential(nn.Linear(6, 6), FirstCall(does), nn.Linear(6, 3))
+    changed = "1.seen" if does != "buffer" else "1.scale"
+    with pytest.raises(InvalidInput, match=rf"changes the weight '{changed}'.*whole_batch=\['1'\]"):
+        gp.capture(copy.deepcopy(model), batches()[0][0].float())
+    assert distance(model, batches(), nn.functional.cross_entropy, cut=2, whole_batch=["1"]) < 1e-12

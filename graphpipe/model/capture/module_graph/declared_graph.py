@@ -29,7 +29,7 @@ def declared_graph(fake: DagModule, inputs: Mapping[str, Tensor]) -> ModuleGraph
         call = graph.call_module(name, rebuild_containers(graph, tuple(nodes[other] for other in names), ""))
         call.meta["owner"] = ""
         module = fake.get_submodule(name)
-        before = WeightsBefore(module)
+        before = WeightsBefore(module.named_parameters)
         with Writes() as writes:
             values[name] = call_anyway(module, [values[other] for other in names], {})
         if changed := before.changed(writes.wrote_into):

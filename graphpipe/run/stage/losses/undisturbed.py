@@ -16,7 +16,7 @@ from graphpipe.model.kept_attributes import attributes_kept, scripted_kept
 from graphpipe.model.split.mode_dropout import ModeDropout
 from graphpipe.model.split.recompute_region import RecomputeRegion
 from graphpipe.model.torch_private import own_buffers
-from graphpipe.run.device.fixed_draws import FixedDraws
+from graphpipe.run.device.fixed_draws import UNLIKELY, FixedDraws
 from graphpipe.run.device.rng import preserve_rng_state
 from graphpipe.run.device.without_compiler import without_compiler
 
@@ -39,6 +39,8 @@ def is_undisturbed() -> bool:
 def undisturbed(device: torch.device, *, double: bool = False) -> Generator[None]:
     """Run forwards without gradients, in the precision of their weights, with fixed numbers in place of random ones.
 
+    Numbers of a generator that a forward seeds in each call are no random ones.
+
     Random generators are as before afterwards. Modules that are compiled run as they are written.
 
     Args:
@@ -53,9 +55,10 @@ def undisturbed(device: torch.device, *, double: bool = False) -> Generator[None
         preserve_rng_state(device),
         cast("AbstractContextManager[None]", eager),
         without_compiler(),  # which the mode of fixed draws asks for
-        FixedDraws(double=double, norms=False),
+        FixedDraws(double=double, norms=False, reseeded=True),
         warnings.catch_warnings(action="ignore"),  # forwards have given theirs
     ):
+        torch.default_generator.manual_seed(UNLIKELY)
         token = _INSIDE.set(True)
         try:
             yield

@@ -16,6 +16,28 @@ def flipped(y: Tensor) -> Tensor:
     return y + out
 
 
+def seeded_mask(y: Tensor) -> Tensor:
+    return y * torch.rand(y.shape, generator=torch.Generator().manual_seed(3)).to(y)
+
+
+def seeded_in_place(y: Tensor) -> Tensor:
+    mask = torch.empty_like(y)
+    return y * mask.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(3))
+
+
+def seeded_by_torch(y: Tensor) -> Tensor:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return y * torch.rand_like(y)
+
+
+KEPT = torch.Generator().manual_seed(3)
+
+
+def seeded_weights(y: Tensor) -> Tensor:
+    return y @ torch.randn(y.shape[1], y.shape[1], generator=torch.Generator().manual_seed(3)).to(y)
+
+
 MIXES: dict[str, Mix] = {
     "the first sample": lambda y: y - y[:1],
     "the last sample": lambda y: y + 0.5 * y[-1],
@@ -34,12 +56,17 @@ MIXES: dict[str, Mix] = {
     "neighbours": lambda y: functional.conv1d(y.T[:, None], torch.ones(1, 1, 3).to(y), padding=1)[:, 0].T,
     "scattered": lambda y: y + torch.zeros_like(y).index_add(0, torch.zeros(len(y), dtype=torch.long), y)[:1],
     "written by rows": flipped,
+    "a mask that is equal in each call": seeded_mask,
+    "such a mask, drawn in place": seeded_in_place,
+    "such a mask of torch's own generator": seeded_by_torch,
 }
 PER_SAMPLE: dict[str, Mix] = {
     "a product over features": lambda y: y - y[:, :1],
     "sorted features": lambda y: torch.sort(y, dim=1).values,
     "dropout": lambda y: functional.dropout(y, 0.2, training=True),
     "noise": lambda y: y + 0.1 * torch.randn_like(y),
+    "noise of a generator that goes on": lambda y: y + 0.1 * torch.randn(y.shape, generator=KEPT).to(y),
+    "fixed weights of a seed": seeded_weights,
     "nothing but rounding": lambda y: y + (1e4 * (y + 1e-4 * y @ y.T.detach()[:, :1] * 0) - 1e4 * y),
     "experts": lambda y: torch.where(y.argmax(1, keepdim=True) > 2, y * 2, y),
     "grouped and back": lambda y: y[y[:, 0].argsort()][y[:, 0].argsort().argsort()],

@@ -63,6 +63,8 @@ class StaticRun:
     """Whether it split a tensor by sizes in another tensor, and so may have run a loop over the parts."""
     changed: tuple[str, ...]
     """The module's parameters that it wrote into or replaced."""
+    buffers: tuple[str, ...]
+    """The module's buffers that it wrote into or replaced."""
     steps: Sequence[Step]
     statistic: str
     """The operator that mixes samples, if a result or a branch depends on it. Empty without a run with fewer."""
@@ -98,7 +100,7 @@ def static_run(
         )
         copies += [arguments[-1]] * isinstance(leaf, BlankArgument)
     args, kwargs = unflatten(arguments, spec)
-    weights = WeightsBefore(module)
+    weights, buffers = WeightsBefore(module.named_parameters), WeightsBefore(module.named_buffers)
     layers = nullcontext() if real else recurrent_layers_at_a_glance()
     with (
         DataFlow(copies, decisions, like) as flow,
@@ -108,6 +110,7 @@ def static_run(
         library_draws_fixed(),
     ):
         found, returned = flatten(call_directly(module, *args, **kwargs))
+        kept = buffers.changed(flow.wrote_into)
     tensors = [leaf for leaf in found if isinstance(leaf, Tensor)]
     returned_tensors = [*tensors]
     written = tuple(position for position, copy in enumerate(copies) if flow.wrote_into(copy))
@@ -131,6 +134,7 @@ def static_run(
         decided=decisions.count > 0,
         split=decisions.split,
         changed=weights.changed(flow.wrote_into),
+        buffers=kept,
         steps=flow.steps,
         statistic=flow.mixing if MIXED in flow.sources(returned_tensors) | flow.numbers else "",
     )

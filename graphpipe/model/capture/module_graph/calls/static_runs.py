@@ -33,6 +33,13 @@ _DISTANCES = {torch.ops.aten._cdist_forward.default, torch.ops.aten._euclidean_d
 """What `torch.cdist` is, for few points and for many."""
 
 
+_BY_VALUES = (
+    "Let each branch return tensors of the same shapes, and change the same weights. A buffer that only tells whether "
+    "the forward was called before has no value here: keep that in a plain attribute (self.called = True), and run the "
+    "model once before the capture."
+)
+
+
 class StaticRuns:
     """Runs the opaque submodules of one model.
 
@@ -93,9 +100,14 @@ class StaticRuns:
         if not decided:
             return outcomes[0]
         # Which arguments are read may depend on values in other ways than were tried.
-        outcomes = [_cautious(each) for each in outcomes]
+        # A first call may choose a weight by the samples, and later ones leave it as it is.
+        changed = tuple(dict.fromkeys(name for each in outcomes for name in each.changed))
+        statistic = next((each.statistic for each in outcomes if each.statistic), "")
+        if any(each.statistic != statistic for each in outcomes):  # only where it chooses a buffer, it mixes samples
+            changed = tuple(dict.fromkeys((*changed, *(f"{path}.{name}" for few, _ in runs for name in few.buffers))))
+        outcomes = [replace(_cautious(each), changed=changed, statistic=statistic) for each in outcomes]
         if any(each != outcomes[0] for each in outcomes):
-            raise CannotExpress(path, "returns something else if the values in a tensor are other ones")
+            raise CannotExpress(path, "returns something else if the values in a tensor are other ones", _BY_VALUES)
         return self._repeatable(path, ways, outcomes[0])
 
     def _real_runs(self, module: nn.Module, spec: TreeSpec, given: Sequence[Sequence[Any]], error: Exception) -> Runs:

@@ -1,10 +1,10 @@
-"""Which parameters of a module a run of it writes into or replaces."""
+"""Which parameters and buffers of a module a run of it writes into or replaces."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from graphpipe.model.torch_private import DispatchMode, memory_key, written_arguments
 
@@ -31,23 +31,23 @@ class Writes(DispatchMode):
 
 
 class WeightsBefore:
-    """The parameters of a module before a run.
+    """The parameters or the buffers of a module before a run.
 
     Args:
-        module: that is about to run.
+        named: returns them with their names: a method of the module that is about to run.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._held = {name: (each, each.detach()) for name, each in module.named_parameters()}  # also keeps the memory
+    def __init__(self, named: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
+        self._named = named
+        self._held = {name: (each, each.detach()) for name, each in named()}  # also keeps the memory
 
     def changed(self, wrote_into: Callable[[Tensor], bool]) -> tuple[str, ...]:
-        """Return the names of the parameters that were written into or replaced, or whose data were.
+        """Return the names of those that were written into or replaced, or whose data were.
 
         Args:
             wrote_into: whether an operator has written into the memory of a tensor.
         """
-        after = dict(self._module.named_parameters())
+        after = dict(self._named())
         return tuple(
             name
             for name, (each, old) in self._held.items()
