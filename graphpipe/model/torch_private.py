@@ -36,6 +36,9 @@ HOOK_TABLES: Callable[[nn.Module], Sequence[dict[int, Callable[..., Any]]]] = at
 )
 own_buffers: Callable[[nn.Module], dict[str, Tensor | None]] = attrgetter("_buffers")  # those that are None, too
 write_count: Callable[[Tensor], int] = attrgetter("_version")  # in place, on whatever device, since it was made
+flat_vector: Callable[[list[Tensor]], Tensor] = _flatten_dense_tensors  # of all elements of at least one tensor
+profiling: Callable[[], bool] = torch.autograd._profiler_enabled
+"""Whether torch's profiler records this thread. Ask before naming a range, which always costs microseconds."""
 CONVERSION = torch.ops.aten._to_copy.default  # to another dtype, that autocast calls
 
 
@@ -308,19 +311,9 @@ def non_leaf_alias(tensor: Tensor) -> Tensor:
     return torch.ops.aten._unsafe_view.default(tensor, tensor.shape)
 
 
-def profiling() -> bool:
-    """True while torch's profiler records this thread. Ask before naming a range, which always costs microseconds."""
-    return torch.autograd._profiler_enabled()
-
-
 def norms(tensors: list[Tensor]) -> list[Tensor]:
     """Return the 2-norm of every tensor (0-d each) in one call; `tensors` must not be empty."""
     return list(torch._foreach_norm(tensors))
-
-
-def flat_vector(tensors: list[Tensor]) -> Tensor:
-    """Return a vector of all elements of the tensors in one call; `tensors` must not be empty."""
-    return _flatten_dense_tensors(tensors)
 
 
 def current_backward_node() -> Node | None:

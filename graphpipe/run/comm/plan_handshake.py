@@ -32,7 +32,7 @@ def shake_hands(world: World, plan: Plan, placement: RankPlacement, settings: Ma
         world: this rank; its `hosts` and `reach` are filled in.
         plan: to be run.
         placement: of the plan on the ranks.
-        settings: of this rank; the keys are those of `_REMEDIES` other than `plan`.
+        settings: of this rank; the keys are among those of `_REMEDIES` other than `plan`.
 
     Raises:
         InvalidInput: on every rank, if two ranks differ; names the rank that differs from rank 0, and the setting.
@@ -48,7 +48,7 @@ def shake_hands(world: World, plan: Plan, placement: RankPlacement, settings: Ma
         world.hosts[rank] = f"host {other['host']}, {hosted}"
     for what, remedy in _REMEDIES.items():
         for rank, other in enumerate(ranks):
-            if other[what] != ranks[0][what]:
+            if other.get(what) != ranks[0].get(what):  # inference has fewer settings
                 first, second = str(ranks[0][what])[:12], str(other[what])[:12]
                 raise InvalidInput(
                     f"rank {rank} has another {what} than rank 0 ({second} against {first})", remedy=remedy
