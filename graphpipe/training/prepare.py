@@ -187,6 +187,12 @@ def _resumed_plan(
             remedy=f"Choose {then}, or start from the exported weights.",
         )
     _check_schedule(config, changed)
+    if config.train.initial_weights and "train.initial_weights" in changed:
+        raise InvalidInput(
+            f"the run has begun with other weights, and goes on with those of {checkpoint}",
+            where="train.initial_weights",
+            remedy="Leave it out, or begin a new run.",
+        )
     if changed:
         tell(sentence(changed, training.step))
     if last.cluster != Cluster.resolve(config.cluster):

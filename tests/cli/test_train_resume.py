@@ -197,6 +197,10 @@ def test_runs_that_cannot_be_resumed(run: Run, broken: None) -> None:
         (["--resume", "runs/tiny-1", "train.seed=1"], "was trained with seed 0, this run has seed 1"),
         (["--resume", "runs/tiny-1", "train.batch_size=8"], "was trained with mini-batches of 16, this run has"),
         (["--resume", "runs/tiny-1", "train.steps=2"], "the training is complete: 3 of 2 steps are done"),
+        (
+            ["--resume", "runs/tiny-1", "train.initial_weights=init"],
+            "train.initial_weights: the run has begun with other",
+        ),
     ):
         ran = run(*WORDS, *words)
         assert (ran.code, ran.err.count("error: ")) == (2, 1), ran.err

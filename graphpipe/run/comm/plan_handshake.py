@@ -32,7 +32,7 @@ def shake_hands(world: World, plan: Plan, placement: RankPlacement, settings: Ma
         world: this rank; its `hosts` and `reach` are filled in.
         plan: to be run.
         placement: of the plan on the ranks.
-        settings: of this rank; the keys are among those of `_REMEDIES` other than `plan`.
+        settings: of this rank, with some of the keys of `_REMEDIES` other than `plan`, the same on all ranks.
 
     Raises:
         InvalidInput: on every rank, if two ranks differ; names the rank that differs from rank 0, and the setting.
@@ -48,8 +48,8 @@ def shake_hands(world: World, plan: Plan, placement: RankPlacement, settings: Ma
         world.hosts[rank] = f"host {other['host']}, {hosted}"
     for what, remedy in _REMEDIES.items():
         for rank, other in enumerate(ranks):
-            if other.get(what) != ranks[0].get(what):  # inference has fewer settings
-                first, second = str(ranks[0][what])[:12], str(other[what])[:12]
+            if other.get(what) != ranks[0].get(what):
+                first, second = str(ranks[0].get(what))[:12], str(other.get(what))[:12]
                 raise InvalidInput(
                     f"rank {rank} has another {what} than rank 0 ({second} against {first})", remedy=remedy
                 )

@@ -52,7 +52,8 @@ def check_step(built: object, remedy: str) -> None:
         InvalidInput: it needs one: `LBFGS` a closure.
     """
     kinds = inspect.Parameter
-    for name, each in inspect.signature(built.step).parameters.items():  # pyright: ignore
+    own = type(built).step  # pyright: ignore
+    for name, each in [*inspect.signature(own).parameters.items()][1:]:  # but the object itself
         starred = each.kind in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
         if not starred and each.default is kinds.empty:
             what = f"{type(built).__name__}.step() needs '{name}', which a pipeline does not have"
