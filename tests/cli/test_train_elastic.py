@@ -31,7 +31,8 @@ LATE = """
 
 def late_accuracy(outputs, targets):
     import pathlib, signal
-    if os.environ.get("RANK") == "0" and not (dead := pathlib.Path("dead")).exists():
+    whole = len(outputs) > 16  # not the mini-batch that is evaluated before the first step
+    if whole and os.environ.get("RANK") == "0" and not (dead := pathlib.Path("dead")).exists():
         dead.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return accuracy(outputs, targets)

@@ -91,7 +91,7 @@ def test_a_resumed_run_equals_an_uninterrupted_run(run: Run, broken: None) -> No
     assert "the training is complete: 6 of 6 steps are done. Choose more train.steps" in again.err
     exported = run("export", "runs/tiny-1", "-o", "exported.safetensors", "--json")
     assert exported.json == {
-        "checkpoint": "runs/tiny-1/checkpoints/step-00000006",
+        "checkpoint": "runs/tiny-1/model.safetensors",
         "output": "exported.safetensors",
     }
     assert {n: t.tolist() for n, t in load_file("exported.safetensors").items()} == {
