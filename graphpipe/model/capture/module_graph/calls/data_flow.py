@@ -21,6 +21,7 @@ from graphpipe.model.torch_private import (
 )
 
 _MOST_DECISIONS = 100
+_PLAIN: Any = Tensor
 _NUMBER = torch.ops.aten._local_scalar_dense.default
 """Asks for the value of a tensor of one element."""
 GUESS = 2
@@ -141,7 +142,8 @@ class DataFlow(DispatchMode):
     """While inside, observes which tensors are computed from the values of which arguments.
 
     A tensor that only takes over the shape, dtype or device of an argument (`zeros_like`) does not depend on it.
-    Tensors that share memory count as one, so views and writes are included.
+    Tensors that share memory count as one, so views and writes are included. A tensor that wraps others, as torchao's
+    8-bit values with their factor, depends on what is in it.
 
     Args:
         arguments: of the call.
@@ -186,7 +188,7 @@ class DataFlow(DispatchMode):
         if func is _NUMBER:
             self.numbers |= found
         costly = is_random(func) or has_formula(func) or not self._costly.isdisjoint(known)
-        for tensor in (*results, *written):
+        for tensor in _with_wrapped((*results, *written)):
             key = memory_key(tensor)
             self._costly |= {key} if costly else set()
             self._sources[key] = self._sources.get(key, frozenset()) | found
@@ -213,7 +215,7 @@ class DataFlow(DispatchMode):
 
     def sources(self, tensors: Iterable[Tensor]) -> frozenset[int]:
         """Return the positions of the arguments that these tensors were computed from."""
-        return frozenset[int]().union(*(self._sources.get(memory_key(each), ()) for each in tensors))
+        return frozenset[int]().union(*(self._sources.get(memory_key(each), ()) for each in _with_wrapped(tensors)))
 
     def is_cheap(self, tensor: Tensor) -> bool:
         """True if neither products of matrices nor random numbers are in what a tensor was computed from."""
@@ -222,6 +224,20 @@ class DataFlow(DispatchMode):
     def wrote_into(self, tensor: Tensor) -> bool:
         """True if an operator wrote into the memory of this argument."""
         return any(memory_key(tensor) == memory_key(each) for each in self.written)
+
+
+def _with_wrapped(tensors: Iterable[Tensor]) -> list[Tensor]:
+    # Tensors, and behind each that wraps others, those in it. Tensors of no such class and Parameters dispatch alike.
+    found: list[Tensor] = []
+    for tensor in tensors:
+        found.append(tensor)
+        kind: Any = type(tensor)
+        if hasattr(kind, "__tensor_flatten__"):
+            inside = [getattr(tensor, name) for name in kind.__tensor_flatten__(tensor)[0]]
+        else:
+            inside = [] if kind.__torch_dispatch__ is _PLAIN.__torch_dispatch__ else [*vars(tensor).values()]
+        found += _with_wrapped(each for each in inside if isinstance(each, Tensor))
+    return found
 
 
 def _call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
