@@ -11,9 +11,11 @@ from torch.optim import Optimizer
 
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import parameter_of
+from graphpipe.run.device.without_compiler import without_compiler
 from graphpipe.run.weights.weight_update import NamedParameter
 from graphpipe.training.config.optimizer_settings import GroupSettings, OptimizerSettings
 from graphpipe.training.config.torch_names import optimizer_class
+from graphpipe.user_frames import describe_error
 
 Numbers = tuple[int, ...]
 """Positions in `optimizer.groups`, ascending."""
@@ -63,6 +65,20 @@ class ParameterGroups:
             groups.setdefault(self.matches[parameter_of(name)], []).append(parameter)
         options = [{"params": members, **self.settings.of_groups(at)} for at, members in sorted(groups.items())]
         return optimizer_class(self.settings.name)(options, **self.settings.given)
+
+    def check_shapes(self, model: nn.Module) -> None:
+        """Check that the optimizer takes the trained parameters of a model: Muon takes matrices alone.
+
+        Raises:
+            InvalidInput: it refuses one.
+        """
+        try:
+            with without_compiler():
+                self.build([(name, each) for name, each in model.named_parameters() if name in self.trained])
+        except ValueError as error:
+            what = f"'{self.settings.name}' refuses a parameter of this model: {describe_error(error)}"
+            remedy = "Choose another one, or freeze the parameter: all parameters have the same class of optimizers."
+            raise InvalidInput(what, where="optimizer.name", remedy=remedy) from None
 
     def options_of(self, name: str) -> dict[str, Any]:
         """Return the options of the parameter or slice of this name."""

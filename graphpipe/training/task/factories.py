@@ -47,7 +47,9 @@ def check_factories(config: TrainConfig, task: Task) -> None:
     if config.optimizer.groups and task.optimizer is not None:
         what = "are given, and the task builds its optimizer itself"
         raise InvalidInput(what, where="optimizer.groups", remedy="Make the groups there, or leave them out.")
-    ParameterGroups.of(config.optimizer, task.model)
+    groups = ParameterGroups.of(config.optimizer, task.model)
+    if task.optimizer is None:
+        groups.check_shapes(task.model)
     if task.held_out is None and (config.evaluation.decides or config.lr_schedule.follows_evaluations):
         setting = "evaluation" if config.evaluation.decides else "lr_schedule.name"
         what = "follows evaluations, and the task has no held-out samples"

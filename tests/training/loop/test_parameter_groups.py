@@ -100,3 +100,11 @@ def test_a_pattern_without_a_trained_parameter_is_refused(given: dict[str, Any],
 def test_options_that_a_group_cannot_have_are_refused(given: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidInput, match=sentence):
         OptimizerSettings(groups=(GroupSettings(**given),))
+
+
+def test_an_optimizer_that_refuses_a_parameter_is_named_before_the_training() -> None:
+    """Muon ended with a request to report a bug, after the model was profiled."""
+    with pytest.raises(
+        InvalidInput, match=r"optimizer\.name: 'Muon' refuses a parameter .* only supports 2D parameters"
+    ):
+        groups(name="Muon").check_shapes(Model())
