@@ -147,7 +147,7 @@ def build_parts(
         loss_fn=loss,
     )
     if plan.weights == "flush":
-        groups = optimizer_groups(worker, sharded=syncs.zero1)
+        groups = optimizer_groups(worker, optimizer, sharded=syncs.zero1)
         update = WeightUpdate.of(groups, optimizer, options.lr_scheduler, options.clip_norm, options.average_decay)
         smaller = smaller_steps(plan, placement, gradient_edges(specs))
         training = _train_step(evaluation, lowered, smaller, update, options, compiler)

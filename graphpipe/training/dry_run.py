@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from graphpipe.devices.registry import default_kind
 from graphpipe.plans import Plan
 from graphpipe.run.device.without_compiler import without_compiler
-from graphpipe.run.weights.weight_update import NamedOptimizer
+from graphpipe.run.weights.weight_update import NamedParameter, kind_of, optimizer_of
 from graphpipe.training.config.parameter_groups import ParameterGroups
 from graphpipe.training.config.settings import TrainConfig
 from graphpipe.training.prepare import check_names, plan_training
@@ -93,8 +93,9 @@ def _groups(config: TrainConfig, task: Task) -> tuple[tuple[int, str], ...]:
     groups = ParameterGroups.of(config.optimizer, task.model)
     rows: list[tuple[int, str]] = []
     for numbers, names in groups.members().items():
-        options = config.optimizer.of_groups(numbers)
-        rows.append((len(names), ", ".join(f"{key} {value}" for key, value in options.items())))
+        options = [f"{key} {value}" for key, value in config.optimizer.of_groups(numbers).items()]
+        kind = [config.optimizer.name_of(numbers)] if len(config.optimizer.names) > 1 else []
+        rows.append((len(names), ", ".join([*kind, *options])))
     return tuple(rows)
 
 
@@ -105,14 +106,18 @@ def _checkpoint_bytes(config: TrainConfig, task: Task) -> int | None:
     for _, copy in copies:
         copy.grad = torch.empty_like(copy)
     factory = optimizer_factory(config, task)
+    by_kind: dict[str, list[NamedParameter]] = {}
+    for name, copy in copies:
+        by_kind.setdefault(kind_of(factory, name), []).append((name, copy))
     try:
         with without_compiler():
-            parameters = [copy for _, copy in copies]
-            built = factory.build(copies) if isinstance(factory, NamedOptimizer) else factory(parameters)
-            built.step()
+            optimizers = [optimizer_of(factory, members) for members in by_kind.values()]
+            for optimizer in optimizers:
+                optimizer.step()
     except Exception:  # An optimizer may need values: those of Muon are not computed without data.
         return None
-    state = [value for kept in built.state.values() for value in kept.values() if isinstance(value, Tensor)]
+    kept = [each for optimizer in optimizers for each in optimizer.state.values()]
+    state = [value for slots in kept for value in slots.values() if isinstance(value, Tensor)]
     averages = [each for _, each in named] if config.evaluation.average_decay is not None else []
     return _bytes([*task.model.state_dict().values(), *state, *averages])
 

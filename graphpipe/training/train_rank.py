@@ -132,6 +132,7 @@ def _train(
     main = int(os.environ.get("RANK", "0")) == 0
     kept = survivor.kept
     groups = ParameterGroups.of(config.optimizer, task.model)  # while all of the model is here
+    optimizer = optimizer_factory(config, task)
     reader = kept.reader if kept else _reader(config, task, plan)
     history = kept.history if kept else read_metrics_log(folder.metrics_log) if resume else []
     with (
@@ -139,7 +140,7 @@ def _train(
             plan,
             task.model,
             task.loss_fn,
-            kept.optimizer if kept else optimizer_factory(config, task),
+            kept.optimizer(optimizer) if kept else optimizer,
             options=_options(
                 config,
                 kept.schedule if kept else schedule_factory(config, task, steps),

@@ -1,8 +1,9 @@
 """Gives each stage of a rank an optimizer of its own, and each replica the weights that its tasks read."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
+from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.run.segments.stage_update import StageUpdate
 from graphpipe.run.stage.stage_replica import StageReplica
@@ -12,7 +13,13 @@ from graphpipe.run.versions.directions import check_predictable, predict
 from graphpipe.run.versions.predicted_weights import Predict, PredictedWeights
 from graphpipe.run.versions.stage_weights import StageWeights
 from graphpipe.run.versions.stored_versions import StoredVersions
-from graphpipe.run.weights.weight_update import OptimizerFactory, OptimizerGroup, ScheduledOptimizer, WeightUpdate
+from graphpipe.run.weights.weight_update import (
+    OptimizerFactory,
+    OptimizerGroup,
+    ScheduledOptimizer,
+    WeightUpdate,
+    kind_of,
+)
 from graphpipe.run.worker.worker import StageWorker
 from graphpipe.schedule.segments.planned_versions import delays
 
@@ -29,7 +36,8 @@ def build_updates(
         options: of the pipeline.
 
     Raises:
-        InvalidInput: the plan predicts weights, and this optimizer's updates cannot be predicted.
+        InvalidInput: the plan predicts weights, and this optimizer's updates cannot be predicted; or a stage has
+            parameters of several classes of optimizers.
     """
     groups: list[OptimizerGroup] = []
     optimizers: list[ScheduledOptimizer] = []
@@ -38,11 +46,21 @@ def build_updates(
         stage, scheduled = leader.slot.stage, None
         if trained := leader.trained():
             groups.append(OptimizerGroup(named=trained))
+            _check_one_kind(plan, stage, {kind_of(optimizer, name): name for name, _ in trained})
         if trained and optimizer is not None:
             scheduled = ScheduledOptimizer.of(groups[-1], optimizer, options.lr_scheduler, options.average_decay)
             optimizers.append(scheduled)
         updates[stage] = _stage_update(plan, worker.of_stage(stage), scheduled, with_norms=options.check_finite)
     return WeightUpdate(groups=groups, optimizers=optimizers, clip_norm=None), updates
+
+
+def _check_one_kind(plan: Plan, stage: int, kinds: Mapping[str, str]) -> None:
+    # Updates of a stage are predicted, averaged and kept as those of one optimizer.
+    if len(kinds) > 1:
+        named = " and ".join(f"{kind} for '{name}'" for kind, name in kinds.items())
+        what = f"stage '{plan.stages[stage].name}' has {named}, and its weights are '{plan.weights}'"
+        remedy = "Give all of its parameters one class of optimizers, or plan with weights='flush'."
+        raise InvalidInput(what, where="optimizer", remedy=remedy)
 
 
 def _stage_update(

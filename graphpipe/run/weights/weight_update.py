@@ -19,6 +19,10 @@ from graphpipe.run.weights.zero1 import shard_optimizer_state
 NamedParameter = tuple[str, nn.Parameter]
 
 
+def _one_kind(_: str) -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class NamedOptimizer:
     """Builds an optimizer of parameters with their names in the user's model; slices have names of their own.
@@ -27,12 +31,26 @@ class NamedOptimizer:
     """
 
     build: Callable[[Sequence[NamedParameter]], Optimizer]
+    kind: Callable[[str], str] = _one_kind
+    """The class of optimizers of a parameter, by its name. `build` gets parameters of one class at a time."""
 
 
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer] | NamedOptimizer
 """Builds an optimizer for trainable parameters of a rank. It is called once per group of parameters (see
 `OptimizerGroup`), so never on a rank without trainable parameters."""
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
+
+
+def kind_of(optimizer: OptimizerFactory | None, name: str) -> str:
+    """Return the class of optimizers that a factory builds for the parameter of this name; empty if it has only one."""
+    return optimizer.kind(name) if isinstance(optimizer, NamedOptimizer) else ""
+
+
+def optimizer_of(optimizer: OptimizerFactory, named: Sequence[NamedParameter]) -> Optimizer:
+    """Return the optimizer of parameters of one class."""
+    if isinstance(optimizer, NamedOptimizer):
+        return optimizer.build(named)
+    return optimizer([parameter for _, parameter in named])
 
 
 SLOT = "weight-average"
@@ -146,8 +164,7 @@ class ScheduledOptimizer:
             InvalidInput: one of them needs an argument to step.
         """
         with without_compiler():
-            by_name = isinstance(optimizer, NamedOptimizer)
-            built = optimizer.build(group.named) if by_name else optimizer(group.parameters)
+            built = optimizer_of(optimizer, group.named)
             check_step(built, "The pipeline computes gradients once for each step. Choose another optimizer.")
             if group.process_group is not None:
                 built = shard_optimizer_state(built, group.process_group)

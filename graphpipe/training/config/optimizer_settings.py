@@ -32,6 +32,9 @@ class GroupSettings:
     """Patterns of parameters' names in the model, such as `*.bias` or `encoder.layers.[01].*`."""
     modules: tuple[str, ...] = ()
     """Patterns of the classes of the submodules that hold the parameters, such as `*Norm*` or `Embedding`."""
+    name: str | None = None
+    """Another class of `torch.optim` for them, such as Muon for matrices. None: that of the optimizer, or of a group
+    before it."""
     lr: float | None = None
     """Learning rate. None: that of the optimizer, times `lr_factor`."""
     lr_factor: float | None = None
@@ -103,24 +106,41 @@ class OptimizerSettings:
         for name in ("lr", "weight_decay", "momentum"):
             if name in self.arguments:
                 raise InvalidInput(f"has {name}", where="optimizer.arguments", remedy=f"Set optimizer.{name}.")
-        check_builds(kind, self.given)
+        check_builds(kind, self.given_to(self.name))
         for group in self.groups:
-            check_of_groups(kind, self.given, group.options(self.lr), group.patterns)
+            # What another class may set in the parameters that both match is known only with a model.
+            if group.name is not None or not self._names:
+                named = group.name or self.name
+                check_of_groups(optimizer_class(named), self.given_to(named), group.options(self.lr), group.patterns)
 
     @property
-    def given(self) -> dict[str, Any]:
-        """The arguments of the class, beside the parameters."""
-        kind = optimizer_class(self.name)
+    def names(self) -> tuple[str, ...]:
+        """The classes of `torch.optim` that parameters can have, in lower case, each once."""
+        return tuple(dict.fromkeys((self.name.lower(), *self._names)))
+
+    def given_to(self, name: str) -> dict[str, Any]:
+        """Return the arguments of a class beside the parameters; `arguments` are those of the optimizer's own."""
+        kind = optimizer_class(name)
         own = {"lr": self.lr, "weight_decay": self.weight_decay, "momentum": self.momentum}
-        further = {name: as_argument(value) for name, value in self.arguments.items()}
-        return {name: value for name, value in own.items() if takes(kind, name)} | further
+        further = {key: as_argument(value) for key, value in self.arguments.items()}
+        same = name.lower() == self.name.lower()
+        return {key: value for key, value in own.items() if takes(kind, key)} | (further if same else {})
+
+    def name_of(self, groups: Sequence[int]) -> str:
+        """Return the class of a parameter that these of `groups` match, in lower case."""
+        named = (self.groups[number].name for number in reversed(groups))
+        return next((name for name in named if name is not None), self.name).lower()
 
     def of_groups(self, groups: Sequence[int]) -> dict[str, Any]:
         """Return the options of a parameter that these of `groups` match, by their numbers in order."""
-        options = self.given
+        options = self.given_to(self.name_of(groups))
         for number in groups:
             options |= self.groups[number].options(self.lr)
         return options
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(group.name.lower() for group in self.groups if group.name is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
@@ -15,8 +16,16 @@ from graphpipe.training.config.torch_names import as_argument, optimizer_class, 
 
 
 def build_optimizer(settings: OptimizerSettings, parameters: Sequence[Tensor]) -> Optimizer:
-    """Return the optimizer of these parameters."""
-    return optimizer_class(settings.name)(parameters, **settings.given)  # pyright: ignore[reportArgumentType]
+    """Return an optimizer of parameters whose names are not known: of the first class that takes all of them.
+
+    Raises:
+        ValueError: none does.
+    """
+    *others, last = settings.names
+    for name in others:
+        with suppress(ValueError):  # Muon takes matrices alone
+            return optimizer_class(name)(parameters, **settings.given_to(name))  # pyright: ignore[reportArgumentType]
+    return optimizer_class(last)(parameters, **settings.given_to(last))  # pyright: ignore[reportArgumentType]
 
 
 def scheduler_factory(settings: ScheduleSettings, steps: int, better: Mode = "min") -> SchedulerFactory:

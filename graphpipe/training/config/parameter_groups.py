@@ -14,7 +14,7 @@ from graphpipe.graph import parameter_of
 from graphpipe.run.device.without_compiler import without_compiler
 from graphpipe.run.weights.weight_update import NamedParameter
 from graphpipe.training.config.optimizer_settings import GroupSettings, OptimizerSettings
-from graphpipe.training.config.torch_names import optimizer_class
+from graphpipe.training.config.torch_names import check_of_groups, optimizer_class
 from graphpipe.user_frames import describe_error
 
 Numbers = tuple[int, ...]
@@ -59,26 +59,37 @@ class ParameterGroups:
         )
 
     def build(self, named: Sequence[NamedParameter]) -> Optimizer:
-        """Return the optimizer of some parameters, with a group for each set of options that they have."""
+        """Return the optimizer of parameters of one class, with a group for each set of options that they have."""
+        (kind,) = {self.kind(name) for name, _ in named}
         groups: dict[Numbers, list[nn.Parameter]] = {}
         for name, parameter in named:
             groups.setdefault(self.matches[parameter_of(name)], []).append(parameter)
         options = [{"params": members, **self.settings.of_groups(at)} for at, members in sorted(groups.items())]
-        return optimizer_class(self.settings.name)(options, **self.settings.given)
+        return optimizer_class(kind)(options, **self.settings.given_to(kind))
 
-    def check_shapes(self, model: nn.Module) -> None:
-        """Check that the optimizer takes the trained parameters of a model: Muon takes matrices alone.
+    def kind(self, name: str) -> str:
+        """Return the class of the parameter or slice of this name, in lower case."""
+        return self.settings.name_of(self.matches[parameter_of(name)])
+
+    def check(self, model: nn.Module) -> None:
+        """Check that the optimizers take the trained parameters of a model, with the options of their groups.
 
         Raises:
-            InvalidInput: it refuses one.
+            InvalidInput: one refuses a parameter, as Muon all but matrices, or has not an option that a group sets.
         """
-        try:
-            with without_compiler():
-                self.build([(name, each) for name, each in model.named_parameters() if name in self.trained])
-        except ValueError as error:
-            what = f"'{self.settings.name}' refuses a parameter of this model: {describe_error(error)}"
-            remedy = "Choose another one, or freeze the parameter: all parameters have the same class of optimizers."
-            raise InvalidInput(what, where="optimizer.name", remedy=remedy) from None
+        trained = {name: each for name, each in model.named_parameters() if name in self.trained}
+        for numbers, names in self.members().items():
+            kind = self.settings.name_of(numbers)
+            for number in numbers:
+                group, given = self.settings.groups[number], self.settings.given_to(kind)
+                check_of_groups(optimizer_class(kind), given, group.options(self.settings.lr), group.patterns)
+            try:
+                with without_compiler():
+                    self.build([(name, trained[name]) for name in names if name in trained])
+            except ValueError as error:
+                what = f"'{kind}' refuses a parameter, of '{names[0]}' and those like it: {describe_error(error)}"
+                remedy = f"Name another class for it in `optimizer.groups`, or choose another one than {kind}."
+                raise InvalidInput(what, where="optimizer", remedy=remedy) from None
 
     def options_of(self, name: str) -> dict[str, Any]:
         """Return the options of the parameter or slice of this name."""

@@ -20,7 +20,13 @@ from graphpipe.run.device.precision import LossScale
 from graphpipe.run.device.random_state import RandomState
 from graphpipe.run.pipeline import Pipeline
 from graphpipe.run.stage.shares.batch_share import GivenBatch
-from graphpipe.run.weights.weight_update import ScheduledOptimizer
+from graphpipe.run.weights.weight_update import (
+    NamedOptimizer,
+    NamedParameter,
+    OptimizerFactory,
+    ScheduledOptimizer,
+    kind_of,
+)
 from graphpipe.training.config.settings import TrainConfig
 from graphpipe.training.elastic.degraded_plan import why_not_reroute
 from graphpipe.training.run_folder.metrics_log import StepMetrics
@@ -79,13 +85,17 @@ class KeptState:
     batches: RepeatableBatches
     history: list[StepMetrics]
 
-    def optimizer(self, parameters: Sequence[nn.Parameter]) -> Optimizer:
-        """Return the optimizer of these parameters, with its state."""
-        wanted = {id(each) for each in parameters}
-        held = (each.optimizer for each in self.optimizers)
-        return next(
-            each for each in held if {id(one) for group in each.param_groups for one in group["params"]} == wanted
-        )
+    def optimizer(self, first: OptimizerFactory) -> NamedOptimizer:
+        """Return what gives parameters their optimizer, with its state; `first` built it before the loss."""
+
+        def build(named: Sequence[NamedParameter]) -> Optimizer:
+            wanted = {id(each) for _, each in named}
+            held = (each.optimizer for each in self.optimizers)
+            return next(
+                each for each in held if {id(one) for group in each.param_groups for one in group["params"]} == wanted
+            )
+
+        return NamedOptimizer(build, lambda name: kind_of(first, name))
 
     def schedule(self, optimizer: Optimizer) -> LRScheduler:
         """Return the learning-rate schedule of an optimizer."""

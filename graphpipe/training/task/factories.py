@@ -27,7 +27,8 @@ def optimizer_factory(config: TrainConfig, task: Task) -> OptimizerFactory:
         InvalidInput: a pattern of `optimizer.groups` matches no trained parameter.
     """
     if config.optimizer.groups and task.optimizer is None:
-        return NamedOptimizer(ParameterGroups.of(config.optimizer, task.model).build)
+        groups = ParameterGroups.of(config.optimizer, task.model)
+        return NamedOptimizer(groups.build, groups.kind)
     return whole_optimizer(config, task)
 
 
@@ -49,7 +50,7 @@ def check_factories(config: TrainConfig, task: Task) -> None:
         raise InvalidInput(what, where="optimizer.groups", remedy="Make the groups there, or leave them out.")
     groups = ParameterGroups.of(config.optimizer, task.model)
     if task.optimizer is None:
-        groups.check_shapes(task.model)
+        groups.check(task.model)
     if task.held_out is None and (config.evaluation.decides or config.lr_schedule.follows_evaluations):
         setting = "evaluation" if config.evaluation.decides else "lr_schedule.name"
         what = "follows evaluations, and the task has no held-out samples"

@@ -26,6 +26,7 @@ weight_decay = 0.0
 
 [[optimizer.groups]]
 match = ["sum.*"]
+name = "AdamW"
 lr_factor = 0.5
 """
 SETTINGS = (
@@ -60,20 +61,25 @@ def in_plain_pytorch() -> Followed:
         groups.setdefault((rate, 0.0 if name.endswith(".bias") else 0.1), []).append(parameter)
     assert len(groups) == 4
     options = [{"params": each, "lr": rate, "weight_decay": decay} for (rate, decay), each in groups.items()]
-    optimizer = torch.optim.SGD(options, lr=0.05, momentum=0.9)
-    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(
-        optimizer, factor=0.5, patience=0, threshold=9.0, threshold_mode="abs"
+    optimizers = (
+        torch.optim.SGD([each for each in options if each["lr"] == 0.05], momentum=0.9),
+        torch.optim.AdamW([each for each in options if each["lr"] == 0.025]),
     )
+    schedules = [
+        torch.optim.lr_scheduler.ReduceLROnPlateau(each, factor=0.5, patience=0, threshold=9.0, threshold_mode="abs")
+        for each in optimizers
+    ]
     averages = {name: each.detach().clone() for name, each in named.items()}
     found = Followed([], [], averages)
     assert task.epoch is not None
     batches = [batch for number in range(2) for batch in task.epoch(number, 16, 0)]
     for step, (inputs, targets) in enumerate(islice(batches, STEPS), start=1):
         assert isinstance(inputs, dict)
-        optimizer.zero_grad()
+        module.zero_grad()
         loss = task.loss_fn(module(**inputs), targets)
         loss.backward()
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         found.losses.append(loss.item())
         for name, each in named.items():
             averages[name].mul_(DECAY).add_(each.detach(), alpha=1 - DECAY)
@@ -82,7 +88,8 @@ def in_plain_pytorch() -> Followed:
             with torch.no_grad():
                 outputs = torch.func.functional_call(module, averages, kwargs=given)
                 found.held_out.append(task.loss_fn(outputs, wanted).item())
-            schedule.step(found.held_out[-1])
+            for schedule in schedules:
+                schedule.step(found.held_out[-1])
     return found
 
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from graphpipe.errors import InvalidInput
 from graphpipe.training.config.optimizer_settings import GroupSettings, OptimizerSettings
+from graphpipe.training.config.optimizers import build_optimizer
 from graphpipe.training.config.parameter_groups import ParameterGroups
 
 
@@ -104,7 +105,29 @@ def test_options_that_a_group_cannot_have_are_refused(given: dict[str, Any], sen
 
 def test_an_optimizer_that_refuses_a_parameter_is_named_before_the_training() -> None:
     """Muon ended with a request to report a bug, after the model was profiled."""
-    with pytest.raises(
-        InvalidInput, match=r"optimizer\.name: 'Muon' refuses a parameter .* only supports 2D parameters"
-    ):
-        groups(name="Muon").check_shapes(Model())
+    with pytest.raises(InvalidInput, match=r"'muon' refuses a parameter, of 'embed\.weight' and .* only supports 2D"):
+        groups(name="Muon").check(Model())
+
+
+def test_a_group_can_have_another_class() -> None:
+    found = groups(NORMS, GroupSettings(match=("blocks.*.1.weight",), name="Muon", momentum=0.8), lr=0.02)
+    found.check(Model())
+    named = [(name, each) for name, each in Model().named_parameters() if each.requires_grad]
+    muon, adamw = (found.build([each for each in named if found.kind(each[0]) == kind]) for kind in ("muon", "adamw"))
+    assert (type(muon), type(adamw)) == (torch.optim.Muon, torch.optim.AdamW)
+    (group,) = muon.param_groups
+    assert (len(group["params"]), group["lr"], group["momentum"], group["weight_decay"]) == (2, 0.02, 0.8, 0.1)
+    assert [len(each["params"]) for each in adamw.param_groups] == [1, 7]
+    # Without names, as the profiler has parameters, the first class that takes all of them is built.
+    assert isinstance(
+        build_optimizer(OptimizerSettings(name="Muon", groups=(ADAMW,)), [each for _, each in named]), torch.optim.AdamW
+    )
+
+
+ADAMW = GroupSettings(modules=("*Norm*", "Embedding"), match=("*.bias",), name="AdamW")
+
+
+def test_an_option_that_the_class_of_a_parameter_has_not_is_refused() -> None:
+    betas = GroupSettings(match=("blocks.0.*",), arguments={"betas": [0.8, 0.9]})
+    with pytest.raises(InvalidInput, match=r"Muon has no 'betas' of its own for a group, and 'blocks\.0\.\*' sets it"):
+        groups(ADAMW, betas, name="Muon").check(Model())
