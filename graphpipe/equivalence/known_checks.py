@@ -6,6 +6,7 @@ source, the plan, and this package. The values of weights and samples are no par
 
 import hashlib
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,16 @@ def entry_of(plan: Plan, model: nn.Module, loss_fn: Any, folder: Path | None) ->
         return None
     if key is None:
         return None
-    found = hashlib.sha256("\n".join([key, loss, plan.fingerprint]).encode())
+    found = hashlib.sha256("\n".join([key, loss, plan.fingerprint, _own_source()]).encode())
+    return folder / "checks" / found.hexdigest()
+
+
+@cache
+def _own_source() -> str:
+    found = hashlib.sha256()
     for path in sorted(_PACKAGE.rglob("*.py")):
         found.update(path.read_bytes())
-    return folder / "checks" / found.hexdigest()
+    return found.hexdigest()
 
 
 def note_equal(entry: Path | None, found: Equivalence) -> None:

@@ -25,7 +25,7 @@ from graphpipe.trace import Trace
 
 FIGURES = {
     *("planner", "search_seconds", "stages", "depth", "micro_batch", "step_seconds", "samples_per_second"),
-    *("bubble_fraction", "gap_percent", "gap_covers", "bottleneck_gap_percent", "peak_bytes"),
+    *("bubble_fraction", "gap_percent", "gap_covers", "peak_bytes"),
 }
 DATA = Path(__file__).parents[3] / "shared" / "data"
 

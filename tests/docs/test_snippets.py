@@ -24,6 +24,8 @@ from graphpipe.cli.main import make_parser
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FENCE = re.compile(r"^\s*(```|~~~)", re.MULTILINE)
 PAGES = sorted(page for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")] if FENCE.search(page.read_text()))
+SLOW = {"worked-example", "published-layout", "backends", "splits", "cluster", "tensor", "inference"}
+"""Pages of fifteen processor seconds and more, whose commands have tests in their rooms too (`make test-slow`)."""
 NOT_RUN = {"needs two hosts", "needs a GPU", "needs a container of NVIDIA", "needs SLURM", "makes its environment"}
 SECONDS = 400
 
@@ -49,7 +51,11 @@ def run(command: list[str], folder: Path, environment: dict[str, str], *, may_fa
 
 
 @pytest.mark.timeout(2 * SECONDS)
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] if page.stem in SLOW else []) for page in PAGES],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_a_page_works_as_written(page: Path, tmp_path: Path) -> None:
     environment = prepare(tmp_path)
     text = page.read_text()

@@ -47,10 +47,14 @@ def package_version(name: str) -> str:
 
 
 def _is_users(file: str | None) -> bool:
-    if file is None:
-        return False
-    # The file of a task may be relative, or a link. Thousands of modules have a few hundred folders between them.
-    path = os.path.realpath(file) if os.path.islink(file) else os.path.abspath(file)
+    # The file of a task may be relative.
+    return file is not None and _is_own(file if file.startswith(os.sep) else os.path.abspath(file))
+
+
+@cache
+def _is_own(file: str) -> bool:
+    # It may be a link. Thousands of modules have a few hundred folders between them.
+    path = os.path.realpath(file) if os.path.islink(file) else file
     return not _is_installed(os.path.dirname(path)) and os.path.isfile(path)
 
 

@@ -30,12 +30,11 @@ class Summary:
     samples_per_second: float
     bubble_fraction: float
     gap_percent: float
-    """By how many percent the step exceeds a lower bound on the steps of other plans. The bound covers plans that split
-    the same operators, share devices only if this plan does, and shard state only if it does."""
+    """By how many percent the step exceeds a lower bound on the steps of other plans. Without a flush, by how many the
+    slowest device's work does, for these micro-batch sizes. The bound covers plans that split the same operators, share
+    devices only if this plan does, and shard state only if it does."""
     gap_covers: str
     """Which plans this bound covers, in words, such as `every plan`."""
-    bottleneck_gap_percent: float
-    """By how many percent the slowest device's work exceeds a lower bound for these micro-batch sizes."""
     peak_bytes: tuple[float, ...]
     """The most bytes in use on each device of the cluster."""
     unused_devices: tuple[str, ...]
@@ -83,7 +82,7 @@ def summarise(plan: Plan, prediction: Prediction) -> Summary:
     used = set(plan.used_devices)
     # Windows of inference follow each other without a pause, as mini-batches do without a flush.
     seconds = prediction.mini_batch_seconds if plan.trains else period_seconds(plan)
-    steady, slowest = prediction.steady_seconds is not None, bottleneck_gap_percent(plan)
+    steady = prediction.steady_seconds is not None
     return Summary(
         planner=plan.planner,
         search_seconds=plan.search_seconds,
@@ -94,9 +93,8 @@ def summarise(plan: Plan, prediction: Prediction) -> Summary:
         step_seconds=prediction.step_seconds,
         samples_per_second=plan.batch_size / seconds if seconds else 0.0,
         bubble_fraction=prediction.bubble_fraction,
-        gap_percent=slowest if steady else gap_percent(plan, prediction),
+        gap_percent=bottleneck_gap_percent(plan) if steady else gap_percent(plan, prediction),
         gap_covers=plans_of_gap(plan),
-        bottleneck_gap_percent=slowest,
         peak_bytes=prediction.peak_bytes,
         unused_devices=tuple(device.name for number, device in enumerate(plan.cluster.devices) if number not in used),
         split_ops=tuple(split.op for split in plan.graph.origin.split_ops) if plan.graph.origin else (),
