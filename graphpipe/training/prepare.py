@@ -121,7 +121,7 @@ def plan_training(
 
     Args, Raises: as `prepare`.
     """
-    check_factories(config, task)
+    check_factories(config, task, tell)
     _check_weights(config, task)
     check_work(task, config.train.balance)
     steps = count_steps(config, task)

@@ -48,7 +48,7 @@ from graphpipe.training.run_folder.train_result import TrainResult
 from graphpipe.training.task.count_steps import count_steps
 from graphpipe.training.task.data_reader import DataReader
 from graphpipe.training.task.dataset_reader import DatasetReader
-from graphpipe.training.task.factories import optimizer_factory, schedule_factory
+from graphpipe.training.task.factories import check_followed, optimizer_factory, schedule_factory
 from graphpipe.training.task.initial_weights import initial_weights
 from graphpipe.training.task.sample_work import arrange_of, balance_of
 from graphpipe.training.task.task import Task, load_task
@@ -156,6 +156,7 @@ def _train(
         ) as checkpoints,
         reporting_status(pipeline),
     ):
+        check_followed(config, task, [each.scheduler for each in pipeline.state.optimizers])
         if task.held_out is not None:
             check_evaluates(pipeline.state.programs)  # rather than after all steps
             try_metrics(task, pipeline, config.train)

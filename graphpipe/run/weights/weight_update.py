@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
@@ -57,25 +57,37 @@ SLOT = "weight-average"
 """The name of an average among the tensors of an optimizer's state, in a checkpoint."""
 
 
-_REMEDY = (
+_OWN_STEPS = (
     "Step it yourself, between steps: keep the optimizers that your factory builds, and give it what it needs, such as "
     "the loss of an evaluation."
 )
+_ONCE = "The pipeline computes gradients once for each step. Choose another optimizer."
 
 
-def check_step(built: object, remedy: str) -> None:
-    """Check that an optimizer or a schedule steps without arguments.
+def check_steps(built: Optimizer | LRScheduler) -> None:
+    """Check that an optimizer or a schedule steps without arguments, or follows evaluations.
 
     Raises:
         InvalidInput: it needs one: `LBFGS` a closure.
     """
+    if isinstance(built, ReduceLROnPlateau):
+        return
     kinds = inspect.Parameter
-    own = type(built).step  # pyright: ignore
-    for name, each in [*inspect.signature(own).parameters.items()][1:]:  # but the object itself
-        starred = each.kind in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
-        if not starred and each.default is kinds.empty:
-            what = f"{type(built).__name__}.step() needs '{name}', which a pipeline does not have"
-            raise InvalidInput(what, where="optimizer", remedy=remedy)
+    of_optimizer = isinstance(built, Optimizer)
+    parameters = [*inspect.signature(type(built).step).parameters.items()][1:]  # but the object itself
+    needed = [
+        name
+        for name, each in parameters
+        if each.default is kinds.empty and each.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
+    ]
+    if isinstance(built, LBFGS):  # also where a step of its own has a default
+        needed = ["closure"]
+    if needed:
+        raise InvalidInput(
+            f"{type(built).__name__}.step() needs '{needed[0]}', which a pipeline does not have",
+            where="optimizer" if of_optimizer else "scheduler",
+            remedy=_ONCE if of_optimizer else _OWN_STEPS,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,12 +177,12 @@ class ScheduledOptimizer:
         """
         with without_compiler():
             built = optimizer_of(optimizer, group.named)
-            check_step(built, "The pipeline computes gradients once for each step. Choose another optimizer.")
+            check_steps(built)
             if group.process_group is not None:
                 built = shard_optimizer_state(built, group.process_group)
             schedule = None if scheduler is None else scheduler(built)
-            if schedule is not None and not isinstance(schedule, ReduceLROnPlateau):
-                check_step(schedule, _REMEDY)
+            if schedule is not None:
+                check_steps(schedule)
             average = None if average_decay is None else WeightAverage.of(group.parameters, average_decay)
             return ScheduledOptimizer(optimizer=built, scheduler=schedule, average=average)
 

@@ -108,6 +108,11 @@ class Twice(torch.optim.SGD):
         del again
 
 
+class OwnStep(torch.optim.LBFGS):
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
 class Warned:
     """A schedule of the user's own, without torch's base class."""
 
@@ -122,13 +127,14 @@ class Warned:
 @pytest.mark.parametrize(
     ("optimizer", "scheduler", "name"),
     [
-        (sgd, Warned, r"Warned.step\(\) needs 'loss'"),
-        (torch.optim.LBFGS, None, r"LBFGS.step\(\) needs 'closure'"),
+        (sgd, Warned, r"scheduler: Warned.step\(\) needs 'loss'"),
+        (torch.optim.LBFGS, None, r"optimizer: LBFGS.step\(\) needs 'closure'"),
+        (OwnStep, None, r"optimizer: OwnStep.step\(\) needs 'closure'"),
         (lambda p: Twice(p, lr=0.1), None, r"Twice.step\(\) needs 'again'"),
     ],
 )
 def test_optimizers_that_need_more(optimizer: Any, scheduler: Any, name: str) -> None:
-    """The weights were already changed when a TypeError came."""
+    """The weights were already changed when a TypeError came. LBFGS always needs a closure."""
     one, (x, _) = model(), batch()
     plan = cut_plan(gp.capture(one, x), batch_size=8, micro_batch=4)
     with pytest.raises(InvalidInput, match=name):
