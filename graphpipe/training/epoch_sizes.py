@@ -38,8 +38,7 @@ def check_sizes(config: TrainConfig, task: Task, plan: Plan) -> None:
     random = RandomState.now()
     try:
         epoch = cast("object", task.epoch(0, config.train.batch_size, config.train.seed))
-        left = _left_over(epoch)
-        steps = config.train.steps
+        left = _left_over(epoch, steps := config.train.steps)
         for size in _read_sizes(plan, cast("Iterable[object]", epoch), steps) if left is None else left:
             _check(plan, size)
     finally:
@@ -53,8 +52,9 @@ def _check(plan: Plan, size: int) -> None:
         raise InvalidInput(error.what, where="epoch", remedy=error.remedy) from None
 
 
-def _left_over(epoch: object) -> list[int] | None:
-    # The samples of a loader's last mini-batch, if there are fewer; None if that is not known without reading.
+def _left_over(epoch: object, steps: int | None) -> list[int] | None:
+    # The samples of a loader's last mini-batch, if there are fewer and the training reaches it; None if that is not
+    # known without reading.
     if not isinstance(epoch, DataLoader):
         return None
     loader = cast("DataLoader[Any]", epoch)
@@ -64,8 +64,9 @@ def _left_over(epoch: object) -> list[int] | None:
         or not isinstance(loader.sampler, Sized)
     ):
         return None
-    left = 0 if loader.drop_last else len(loader.sampler) % loader.batch_size
-    return [left] if left else []
+    whole, left = divmod(len(loader.sampler), loader.batch_size)
+    reached = not loader.drop_last and (steps is None or steps > whole)
+    return [left] if left and reached else []
 
 
 def _read_sizes(plan: Plan, epoch: Iterable[object], steps: int | None) -> list[int]:

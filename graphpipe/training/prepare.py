@@ -26,7 +26,7 @@ from graphpipe.training.make_plan import make_plan, use_plan, with_policy_of
 from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.training.run_folder.run_lock import RunLock
 from graphpipe.training.task.callback import CALLBACKS
-from graphpipe.training.task.count_steps import check_data, count_steps
+from graphpipe.training.task.count_steps import check_data, count_steps, left_out
 from graphpipe.training.task.factories import check_factories
 from graphpipe.training.task.initial_weights import initial_weights
 from graphpipe.training.task.sample_work import check_work
@@ -126,6 +126,8 @@ def plan_training(
     check_work(task, config.train.balance)
     steps = count_steps(config, task)
     check_data(config, task)
+    if line := left_out(config, task):
+        tell(line)
     planned = config
     if resume and plan is None:
         last, plan, changed = _resumed_plan(config, resume, steps, tell)

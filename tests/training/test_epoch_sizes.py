@@ -58,6 +58,7 @@ def test_a_last_mini_batch_that_micro_batches_do_not_divide_is_found(kind: str) 
 @pytest.mark.timeout(60)
 def test_what_a_training_does_not_reach_or_a_loader_drops_is_no_fault() -> None:
     check(EPOCHS["generator"][1], steps=2)
+    check(EPOCHS["loader"][1], steps=2)
     check(lambda _: loader(21, drop_last=True))
 
 

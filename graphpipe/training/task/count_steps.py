@@ -32,6 +32,22 @@ def count_steps(config: TrainConfig, task: Task) -> int:
     return epochs * in_epoch if steps is None else min(steps, epochs * in_epoch)
 
 
+def left_out(config: TrainConfig, task: Task) -> str:
+    """Return a sentence about the samples of a data set that each epoch leaves out; empty if there are none.
+
+    Those of a training that ends within its first epoch do not count.
+    """
+    size, steps = config.train.batch_size, config.train.steps
+    if (source := task.source()) is None:
+        return ""
+    count = _samples_of(config, task, source)
+    left = count % size
+    reached = steps is None or steps > count // size
+    if not (left and reached):
+        return ""
+    return f"each epoch leaves out {left} of {count} samples, which are no mini-batch of {size}"
+
+
 def check_data(config: TrainConfig, task: Task) -> None:
     """Check the first samples of a task's data sets, which the ranks do not read for that.
 
@@ -61,9 +77,7 @@ def _check_shapes(task: Task, inputs: Inputs) -> None:
 
 
 def _of_dataset(config: TrainConfig, task: Task, source: SampleSource) -> int:
-    size, count = config.train.batch_size, len(source.dataset)
-    if task.sampler is not None:
-        count = len(epoch_order(task.sampler, count, 0, config.train.seed))
+    size, count = config.train.batch_size, _samples_of(config, task, source)
     if count < size:
         raise InvalidInput(
             f"an epoch has {count} samples, and a mini-batch has {size}",
@@ -71,6 +85,12 @@ def _of_dataset(config: TrainConfig, task: Task, source: SampleSource) -> int:
             remedy="Choose a smaller batch, or a longer epoch.",
         )
     return count // size
+
+
+def _samples_of(config: TrainConfig, task: Task, source: SampleSource) -> int:
+    # Samples of the first epoch.
+    count = len(source.dataset)
+    return count if task.sampler is None else len(epoch_order(task.sampler, count, 0, config.train.seed))
 
 
 def _of_mini_batches(config: TrainConfig, task: Task) -> int:
