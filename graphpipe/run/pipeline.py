@@ -13,7 +13,7 @@ from graphpipe.model.stage_program import StageProgram
 from graphpipe.model.without_data.construction import ModelBuilder
 from graphpipe.model.without_data.meta_model import without_data
 from graphpipe.plans import Plan
-from graphpipe.run.averaged import averaged, copy_to_followers
+from graphpipe.run.averaged import averaged
 from graphpipe.run.comm.rank_placement import RankLayout, layout
 from graphpipe.run.comm.world import World, join
 from graphpipe.run.device.precision import LossScale
@@ -21,10 +21,8 @@ from graphpipe.run.faults.out_of_memory import reporting_out_of_memory
 from graphpipe.run.faults.status_reporter import StatusReporter
 from graphpipe.run.initial_weights.whole_model import share_whole_model
 from graphpipe.run.pipeline_parts import (
-    backwards_of,
     build_parts,
     state_of,
-    warn_of_whole_backwards,
     whole_gradients,
 )
 from graphpipe.run.segments.mini_batch_stream import MiniBatchStream, taken_from
@@ -38,8 +36,8 @@ from graphpipe.run.step.evaluation import Evaluated
 from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.step.pipeline_state import PipelineState
 from graphpipe.run.step.train_step import TrainStep
-from graphpipe.run.weights.parameter_slices import publish_slices
 from graphpipe.run.weights.weight_update import OptimizerFactory
+from graphpipe.run.whole_backwards import backwards_of, warn_of_whole_backwards
 from graphpipe.run.worker.recorder import CurrentWork
 from graphpipe.trace import Trace
 
@@ -169,7 +167,7 @@ class Pipeline:
         """Put the averages of the weights (`PipelineOptions.average_decay`) in their place in a block, on all ranks."""
         if self.options.average_decay is None:
             raise InvalidInput("no averages are kept", where="averaged", remedy="Give PipelineOptions(average_decay=).")
-        with averaged(self._worker, self.state.optimizers):
+        with averaged(self._parts.batches.user, self.state.optimizers):
             yield
 
     def sync_model(self) -> None:
@@ -177,14 +175,12 @@ class Pipeline:
         self.gather_weights()
         with self._closing_on_error():
             share_whole_model(self._model, self._parts.programs, self._worker.placement, self.world)
-        self._publish_slices()
+        self._parts.batches.user.give()
 
     def gather_weights(self) -> None:
         """Put the current weights into the modules of this rank's stages, shards joined; all ranks call this."""
         with self._closing_on_error():
-            for sync in self._worker.syncs.values():
-                sync.publish()
-        self._publish_slices()
+            self._parts.batches.user.gather()
 
     def trace(self) -> Trace:
         """Return what all ranks did in the last step or segment, if it was recorded; all ranks call this.
@@ -260,9 +256,9 @@ class Pipeline:
             steps: done so far.
             loss_scale: None, or where the precision is not fp16, leaves it unchanged.
         """
-        copy_to_followers(self._worker)
         for sync in self._worker.syncs.values():
             sync.adopt()
+        self._parts.batches.user.changed()
         self.steps = steps
         training = self._parts.training
         if isinstance(training, TrainStep) and training.loss_scale is not None and loss_scale is not None:
@@ -271,7 +267,7 @@ class Pipeline:
     def close(self) -> None:
         """Leave the other ranks once all of them are ready to leave; all ranks call this."""
         if self._open:
-            self._publish_slices()
+            self._parts.batches.user.give()
             self._open = False
             self.world.leave()
 
@@ -302,12 +298,6 @@ class Pipeline:
         if self.steps == len(losses):
             warn_of_whole_backwards(self.backwards())
         return losses
-
-    def _publish_slices(self) -> None:
-        if (
-            self._model is not None
-        ):  # Stages train copies of the slices of split layers, and else the user's parameters.
-            publish_slices(self._model, self._parts.programs)
 
     def _evaluate(self, given: GivenBatch, gather: bool) -> Evaluated:
         batch = self._batch(given, training=False)

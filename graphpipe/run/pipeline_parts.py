@@ -1,6 +1,6 @@
 """What a pipeline is made of on one rank: built once, used in every step."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from hashlib import sha256
@@ -50,6 +50,7 @@ from graphpipe.run.weights.stage_syncs import StageSyncs
 from graphpipe.run.weights.weight_update import OptimizerFactory, WeightUpdate
 from graphpipe.run.worker.compiled_step import compiler_for
 from graphpipe.run.worker.smaller_batches import SmallerStep, smaller_steps
+from graphpipe.run.worker.user_weights import UserWeights
 from graphpipe.run.worker.worker import StageWorker
 from graphpipe.schedule import LoweredSchedule, Schedule
 from graphpipe.schedule.lower import lower
@@ -133,7 +134,8 @@ def build_parts(
             partial(find_needs, placement, world.rank, programs, all_targets=loss.weighs and plan.weights != "flush")
         ),
         options=options,
-        changes=LaterChanges(model, _called(programs, worker)) if isinstance(model, nn.Module) else None,
+        user=UserWeights.of(user := model if isinstance(model, nn.Module) else None, programs, worker),
+        changes=None if user is None else LaterChanges(user, _called(programs, worker)),
         weights=weights,
     )
     sums = ScalarSum(world, summary_length(plan, output_stage), root=placement.ranks(0)[0])
@@ -320,12 +322,6 @@ def whole_gradients(worker: StageWorker) -> dict[str, Tensor | None]:
     return {name: None if each is None else sharded_tensors.whole(each) for name, each in gradients.items()}
 
 
-def backwards_of(worker: StageWorker) -> dict[str, str]:
-    """Return how a rank computed the backward of each stage, as `Pipeline.backwards`."""
-    reasons = {leader.stage_name: leader.whole for leader in worker.leaders()}
-    return {name: f"whole: {why}" if why else "split" for name, why in reasons.items() if why is not None}
-
-
 def warn_of_idle_ranks(placement: RankPlacement, size: int) -> None:
     """Warn of ranks without a stage, of `size` ranks."""
     if idle := placement.idle:
@@ -334,17 +330,3 @@ def warn_of_idle_ranks(placement: RankPlacement, size: int) -> None:
             f"rank{'s' * (len(idle) > 1)} {numbers} of {size} only wait{'s' * (len(idle) == 1)} for the "
             f"others: the plan uses {len(placement.plan.used_devices)} devices"
         )
-
-
-def warn_of_whole_backwards(backwards: Mapping[str, str]) -> None:
-    """Warn of backwards that the plan splits and the runtime does whole.
-
-    Args:
-        backwards: how each was done, by stage.
-    """
-    for name, how in backwards.items():
-        if how != "split":  # then the prediction is of another schedule
-            warn_user(
-                f"the plan splits the backward of stage '{name}', which was done {how}. "
-                "gp.choose_backwards(plan, model) finds such stages beforehand, and predicts with them"
-            )

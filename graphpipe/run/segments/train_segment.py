@@ -135,6 +135,7 @@ class TrainSegment:
             self._end(before)
             raise
         align_all_buffers(worker)
+        self.batches.user.give()
         worker.recorder.end(worker.placement.devices(worker.world.rank))
         for number in range(len(batches)):
             worker.monitor.begin_step(step + number)

@@ -19,6 +19,7 @@ from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.step.programs_by_shape import ProgramsByShape, ShapedPrograms, format_inputs
 from graphpipe.run.step.refit_replicas import refit_replicas
 from graphpipe.run.worker.smaller_batches import smaller_plan
+from graphpipe.run.worker.user_weights import UserWeights
 from graphpipe.run.worker.worker import StageWorker
 
 
@@ -30,6 +31,7 @@ class BatchPreparer:
     shapes: ProgramsByShape
     worker: StageWorker
     options: PipelineOptions
+    user: UserWeights
     neighbours: tuple[int, ...]
     """The ranks to compare with (see `batch_comparison.neighbours`)."""
     needs: Callable[[int], Needs]
@@ -141,6 +143,7 @@ class BatchPreparer:
         if batch.training:
             self.shapes.follow_modes()
             match_modes(worker, fitted.programs)
+        self.user.take()
         worker.messages.comparison = comparison
         return batch if batch.specs is fitted.specs else replace(batch, specs=fitted.specs)
 

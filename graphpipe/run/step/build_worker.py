@@ -6,7 +6,7 @@ from torch import nn
 
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan, Stage
-from graphpipe.run.comm.broadcast import broadcast_tensors, copy_modes, copy_state, state_tensors
+from graphpipe.run.comm.broadcast import broadcast_tensors, copy_modes, state_tensors
 from graphpipe.run.comm.messages import RankMessages
 from graphpipe.run.comm.offload_messages import OffloadMessages
 from graphpipe.run.comm.rank_placement import RankPlacement, ReplicaSlot
@@ -176,16 +176,11 @@ def match_modes(worker: StageWorker, programs: Sequence[StageProgram]) -> None:
 
 
 def align_buffers(worker: StageWorker, stage: int) -> None:
-    """Give all replicas of a stage the buffers of replica 0; those in the same process also get its parameters."""
+    """Give the replicas of a stage on all ranks the buffers of replica 0."""
     ranks = worker.placement.ranks(stage, worker.placement.position(stage, worker.world.rank))
     held = worker.of_stage(stage)
-    if not held or len(ranks) == 1:
-        return
-    module = held[0].module
-    if len(set(ranks)) > 1:
-        broadcast_tensors(worker.world, module.buffers(), ranks[0], ranks)
-    for follower in held[1:]:
-        copy_state(module, follower.module)
+    if held and len(set(ranks)) > 1:
+        broadcast_tensors(worker.world, held[0].module.buffers(), ranks[0], ranks)
 
 
 def align_all_buffers(worker: StageWorker) -> None:

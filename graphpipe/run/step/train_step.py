@@ -88,6 +88,7 @@ class TrainStep:
             check_finite(summary, self.plan, step)
         self._update(summary, overflown=overflown)
         align_all_buffers(self.worker)
+        self.batches.user.give()
         return summary.loss
 
     @contextmanager

@@ -15,21 +15,35 @@ from graphpipe.model.stage_program import StageProgram
 
 def own_slices(program: StageProgram) -> None:
     """Give the slices of a stage contiguous memory of their own, as optimizers expect it."""
-    for _, parameter in _slices(program):
+    for _, parameter in slices_of(program):
         if parameter.untyped_storage().nbytes() > parameter.numel() * parameter.element_size():
             parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
 
 
+@torch.no_grad()
 def publish_slices(model: nn.Module, programs: Iterable[StageProgram]) -> None:
     """Copy the slices of stages into the user's parameters. Views of these have the values already."""
-    with torch.no_grad():
-        for program in programs:
-            for piece, parameter in _slices(program):
-                if model.get_parameter(piece.parameter).is_meta:
-                    continue  # a rank holds only its own slices
-                view = sliced(model.get_parameter(piece.parameter).detach(), piece)
+    for view, parameter in _pairs(model, programs):
+        view.copy_(parameter)
+
+
+@torch.no_grad()
+def adopt_slices(model: nn.Module, programs: Iterable[StageProgram]) -> None:
+    """Copy the user's parameters into the slices of stages."""
+    for view, parameter in _pairs(model, programs):
+        parameter.copy_(view)
+
+
+def _pairs(model: nn.Module, programs: Iterable[StageProgram]) -> Iterator[tuple[Tensor, nn.Parameter]]:
+    # The part of the user's parameter for each slice that has memory of its own. A rank may have only its own slices,
+    # or none where it has shards.
+    for program in programs:
+        for piece, parameter in slices_of(program):
+            whole = model.get_parameter(piece.parameter)
+            if not (whole.is_meta or parameter.is_meta):
+                view = sliced(whole.detach(), piece)
                 if view.data_ptr() != parameter.data_ptr():
-                    view.copy_(parameter)
+                    yield view, parameter
 
 
 def join(pieces: Mapping[str, Tensor]) -> Tensor | None:
@@ -50,7 +64,8 @@ def _start(named: tuple[ParameterSlice | None, Tensor]) -> int:
     return named[0].start if named[0] is not None else 0
 
 
-def _slices(program: StageProgram) -> Iterator[tuple[ParameterSlice, nn.Parameter]]:
+def slices_of(program: StageProgram) -> Iterator[tuple[ParameterSlice, nn.Parameter]]:
+    """Yield the parameters of a stage that are slices of the user's."""
     for local, parameter in program.module.named_parameters():
         name = program.parameter_names.get(local)  # None: the user has added it since
         piece = None if name is None else ParameterSlice.parse(name)
