@@ -16,6 +16,7 @@ from graphpipe.equivalence.remedies import advice, notes
 from graphpipe.equivalence.small_plan import small_plan
 from graphpipe.equivalence.steps.check_subject import CheckSubject
 from graphpipe.equivalence.steps.cut_step import cut_step
+from graphpipe.equivalence.steps.doubtful_rows import MOST, ROWS, doubtful_rows
 from graphpipe.equivalence.steps.isolated import Ended, isolated
 from graphpipe.equivalence.steps.plain_step import plain_step
 from graphpipe.equivalence.steps.step_record import StepRecord
@@ -28,7 +29,6 @@ from graphpipe.plans import Plan
 from graphpipe.run.initial_weights.filled_copy import filled_copy, lacks_data
 from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.mini_batch import check_rows
-from graphpipe.run.stage.tensor_tree import map_tensors
 from graphpipe.units import format_bytes
 
 _NORMS = (
@@ -73,7 +73,8 @@ def check(
             every stage that has more than one.
         model: as for `Pipeline`.
         loss_fn: as for `Pipeline`.
-        inputs: of at least these samples, as for `Pipeline.step`. The first ones are taken.
+        inputs: of at least these samples, as for `Pipeline.step`; better of a whole mini-batch. The first ones are
+            taken. If some of the first 16 have other outputs alone than together, one of these and one of the others.
         targets: of the same samples.
         captured: the model as it was captured for the plan, if it is at hand. None captures the model again.
         timeout_seconds: after which a step is ended.
@@ -83,7 +84,7 @@ def check(
         NotChecked: the model does not train in plain PyTorch. TooLarge: it does not fit in memory.
     """
     return _Check(
-        subject=_subject(plan, model, loss_fn, inputs, targets, captured),
+        subject=_subject(plan, model, loss_fn, inputs, targets, captured, timeout_seconds),
         batch_size=plan.batch_size,
         start=time.perf_counter(),
         seconds=timeout_seconds,
@@ -91,7 +92,13 @@ def check(
 
 
 def _subject(
-    plan: Plan, model: nn.Module, loss_fn: LossFunction, inputs: Inputs, targets: Any, captured: Captured | None
+    plan: Plan,
+    model: nn.Module,
+    loss_fn: LossFunction,
+    inputs: Inputs,
+    targets: Any,
+    captured: Captured | None,
+    seconds: float,
 ) -> CheckSubject:
     plan.require_training()
     small = small_plan(plan)
@@ -106,14 +113,11 @@ def _subject(
     check_memory(model)
     if lacks_data(model):
         model = filled_copy(model, None, 0)
-    return CheckSubject(
-        plan=small,
-        model=model,
-        loss_fn=loss_fn,
-        inputs={name: each[:count] for name, each in named.items()},
-        targets=map_tensors(targets, lambda each: each[:count]),
-        captured=captured,
-    )
+    subject = CheckSubject(plan=small, model=model, loss_fn=loss_fn, inputs=named, targets=targets, captured=captured)
+    if count == given:
+        return subject.of_rows(range(count))
+    chosen = isolated(partial(doubtful_rows, subject.of_rows(range(min(given, max(count, MOST))))), seconds)
+    return subject.of_rows(range(count) if isinstance(chosen, Ended) else chosen.outputs[ROWS].tolist())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

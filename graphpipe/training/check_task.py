@@ -9,6 +9,7 @@ from graphpipe.equivalence.check_stages import StageChecked, check_stages
 from graphpipe.equivalence.equivalence import Equivalence
 from graphpipe.equivalence.known_checks import entry_of, note_equal
 from graphpipe.equivalence.small_plan import small_plan
+from graphpipe.equivalence.steps.doubtful_rows import MOST
 from graphpipe.errors import InvalidInput
 from graphpipe.files.cache_folder import cache_folder
 from graphpipe.model.capture.capture import Captured
@@ -52,7 +53,7 @@ def check_task(config: TrainConfig, task: Task, plan: Plan, captured: Captured, 
     inputs: Any = None
     targets: Any = None
     try:
-        inputs, targets = first_samples(task, small_plan(plan).batch_size, size, seed)
+        inputs, targets = first_samples(task, max(small_plan(plan).batch_size, min(size, MOST)), size, seed)
         if lacks_data(module):
             check_memory(module)
             module = filled_copy(module, source, seed)

@@ -1,7 +1,7 @@
 """What is checked: a model with its loss, some samples, and the plan for them."""
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
@@ -63,6 +63,12 @@ class CheckSubject:
             return self
         inputs = {name: _double(each) for name, each in self.inputs.items()}
         return replace(self, inputs=inputs, targets=map_tensors(self.targets, _double))
+
+    def of_rows(self, rows: Sequence[int]) -> "CheckSubject":
+        """Return the same with these of its samples."""
+        at = [*rows]
+        inputs = {name: each[at] for name, each in self.inputs.items()}
+        return replace(self, inputs=inputs, targets=map_tensors(self.targets, lambda each: each[at]))
 
     def forward(self) -> Any:
         """Return what the model itself computes, as far as the plan's graph returns it."""

@@ -1,0 +1,74 @@
+"""A forward that branches on all samples of a call: two samples at random often answer alike, and nothing was found."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import graphpipe as gp
+from graphpipe.equivalence.small_plan import small_plan
+from graphpipe.equivalence.steps.check_subject import CheckSubject
+from graphpipe.equivalence.steps.doubtful_rows import ROWS, doubtful_rows
+from tests.support.programs.plain_training import cut_plan
+
+pytestmark = pytest.mark.timeout(60)
+Branch = Callable[[Tensor], Any]
+BRANCHES: dict[str, Branch] = {
+    "item": lambda x: x.sum().item() > 0,
+    "max": lambda x: x.max() > 3,
+    "any": lambda x: (x > 3).any(),
+    "numpy": lambda x: x.detach().numpy().sum() > 0,
+}
+
+
+class Either(nn.Module):
+    def __init__(self, branch: Branch) -> None:
+        super().__init__()
+        self.one, self.other, self.branch = nn.Linear(4, 4), nn.Linear(4, 4), branch
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.one(x) if self.branch(x) else self.other(x)
+
+
+def samples() -> Tensor:
+    """Return 12 samples, of which the third and the tenth answer otherwise than the others."""
+    torch.manual_seed(0)
+    x = -torch.rand(12, 4)
+    x[[2, 9]] = 4 + torch.rand(2, 4)
+    return x
+
+
+def subject(branch: Branch, micro_batch: int) -> tuple[gp.Plan, nn.Module]:
+    torch.manual_seed(0)
+    model = nn.Sequential(Either(branch), nn.Tanh(), nn.Linear(4, 3))
+    graph = gp.capture(model, samples(), opaque=["0"])
+    return cut_plan(graph, batch_size=12, micro_batch=micro_batch), model
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2])
+@pytest.mark.parametrize("name", BRANCHES)
+@pytest.mark.filterwarnings("ignore:.*mixes the samples")
+def test_a_branch_on_all_samples_is_found(name: str, micro_batch: int) -> None:
+    plan, model = subject(BRANCHES[name], micro_batch)
+    try:
+        found = gp.check(plan, model, nn.functional.cross_entropy, samples(), torch.arange(12) % 3)
+    except gp.InvalidInput as error:  # The first step compares samples together and apart, too.
+        assert "the forward of '0' mixes the samples" in str(error)
+    else:
+        assert found.level == "micro-batches"
+
+
+def test_without_a_branch_the_first_samples_are_trained() -> None:
+    plan, model = subject(lambda x: True, 2)
+    given = CheckSubject(
+        plan=small_plan(plan),
+        model=model,
+        loss_fn=nn.functional.cross_entropy,
+        inputs={"input": samples()},
+        targets=None,
+        captured=None,
+    )
+    assert doubtful_rows(given).outputs[ROWS].tolist() == [0, 1, 2, 3]
+    assert gp.check(plan, model, nn.functional.cross_entropy, samples(), torch.arange(12) % 3).equal
