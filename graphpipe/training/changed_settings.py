@@ -13,19 +13,30 @@ _PLAN_ALIKE = ("plan.cache", "plan.costs")
 """Settings of the plan that do not ask for another plan."""
 
 
-def changed_settings(folder: RunFolder, config: TrainConfig) -> dict[str, tuple[Any, Any]]:
-    """Return the settings that differ from those with which a run was started: their values then and now.
+def settings_of(folder: RunFolder) -> TrainConfig | None:
+    """Return the settings with which a run was started last.
 
-    The folder and the name of the run's own folder are left out. A run whose configuration cannot be read, because an
-    earlier version wrote it, has no changes.
+    None if they cannot be read, because an earlier version wrote them.
     """
     try:
-        before = TrainConfig.load(folder.config)
+        return TrainConfig.load(folder.config)
     except InvalidInput:
+        return None
+
+
+def changed_settings(before: TrainConfig | None, config: TrainConfig) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that differ from earlier ones (None: not known): their values then and now.
+
+    A setting that one of them does not have is None there. The folder and the name of the run's own folder are left
+    out.
+    """
+    if before is None:
         return {}
     then, now = ({".".join(key): value for key, value in leaves(to_body(each))} for each in (before, config))
     left_out = ("folder", "run.directory", "run.name", "run.port", "train.faults")
-    return {key: (then.get(key), value) for key, value in now.items() if then.get(key) != value and key not in left_out}
+    keys = dict.fromkeys((*now, *then))
+    values = {key: (then.get(key), now.get(key)) for key in keys if key not in left_out}
+    return {key: (was, value) for key, (was, value) in values.items() if was != value}
 
 
 def asks_for_another_plan(changed: Iterable[str]) -> list[str]:

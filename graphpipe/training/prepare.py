@@ -18,8 +18,9 @@ from graphpipe.run.faults.check_faults import check_faults, phases_by_rank
 from graphpipe.run.faults.fault import parse_faults
 from graphpipe.simulator.simulate import simulate
 from graphpipe.trace import Trace
-from graphpipe.training.changed_settings import asks_for_another_plan, changed_settings, sentence
+from graphpipe.training.changed_settings import asks_for_another_plan, changed_settings, sentence, settings_of
 from graphpipe.training.check_task import check_task
+from graphpipe.training.config.resumed_settings import Changed, check_optimizer, check_own, check_schedule
 from graphpipe.training.config.settings import RunSettings, TrainConfig
 from graphpipe.training.epoch_sizes import check_sizes
 from graphpipe.training.make_plan import make_plan, use_plan, with_policy_of
@@ -130,7 +131,7 @@ def plan_training(
         tell(line)
     planned = config
     if resume and plan is None:
-        last, plan, changed = _resumed_plan(config, resume, steps, tell)
+        last, plan, changed = _resumed_plan(config, task, resume, steps, tell)
         planned = config if {"plan.weights", "plan.predictor"} & {*changed} else with_policy_of(config, last)
     if plan is not None:
         found, captured = use_plan(config, task, plan)
@@ -172,7 +173,7 @@ def save_plan(plan: Plan, folder: RunFolder) -> Trace:
 
 
 def _resumed_plan(
-    config: TrainConfig, run: RunFolder, steps: int, tell: Callable[[str], None]
+    config: TrainConfig, task: Task, run: RunFolder, steps: int, tell: Callable[[str], None]
 ) -> tuple[Plan, Path | None, dict[str, Any]]:
     # The plan of the last checkpoint, its file, or None if another plan is needed, and the settings that have changed.
     checkpoint = newest_resumable(run.checkpoints)
@@ -180,15 +181,9 @@ def _resumed_plan(
     training.check(seed=config.train.seed, batch_size=config.train.batch_size, where=str(checkpoint))
     training.check_unfinished(steps, results=run.metrics.exists(), where=str(checkpoint))
     tell(f"resuming after step {training.step} from {checkpoint}")
-    last, changed = Plan.load(checkpoint / PLAN), changed_settings(run, config)
-    if "optimizer.name" in changed:
-        then, now = changed["optimizer.name"]
-        raise InvalidInput(
-            f"the run was trained with {then}, and its checkpoint has no state of {now}",
-            where="optimizer.name",
-            remedy=f"Choose {then}, or start from the exported weights.",
-        )
-    _check_schedule(config, changed)
+    last, before = Plan.load(checkpoint / PLAN), settings_of(run)
+    changed = changed_settings(before, config)
+    _check_changed(config, task, before, changed)
     if config.train.initial_weights and "train.initial_weights" in changed:
         raise InvalidInput(
             f"the run has begun with other weights, and goes on with those of {checkpoint}",
@@ -206,18 +201,12 @@ def _resumed_plan(
     return last, checkpoint / PLAN, changed
 
 
-def _check_schedule(config: TrainConfig, changed: dict[str, tuple[Any, Any]]) -> None:
-    # Rates of torch's schedules follow from their states, which hold for one schedule and one learning rate.
-    names = changed.get("lr_schedule.name", (config.lr_schedule.name,) * 2)
-    if all(name in ("constant", "cosine") for name in names):
-        return
-    for key, (then, now) in changed.items():
-        if key in ("optimizer.lr", "optimizer.groups") or key.startswith("lr_schedule."):
-            raise InvalidInput(
-                f"was {then}, is {now}, and the rate of {names[0]} follows from the state in the checkpoint",
-                where=key,
-                remedy=f"Choose {then}, or start from the exported weights.",
-            )
+def _check_changed(config: TrainConfig, task: Task, before: TrainConfig | None, changed: Changed) -> None:
+    check_own(changed, {"optimizer": task.optimizer is not None, "lr_schedule": task.scheduler is not None})
+    if before is not None and task.optimizer is None:
+        check_optimizer(before.optimizer, config.optimizer, changed)
+    if task.scheduler is None:
+        check_schedule(config.lr_schedule, changed)
 
 
 def _new_folder(settings: RunSettings) -> RunFolder:

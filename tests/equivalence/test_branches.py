@@ -52,12 +52,12 @@ def subject(branch: Branch, micro_batch: int) -> tuple[gp.Plan, nn.Module]:
 @pytest.mark.filterwarnings("ignore:.*mixes the samples")
 def test_a_branch_on_all_samples_is_found(name: str, micro_batch: int) -> None:
     plan, model = subject(BRANCHES[name], micro_batch)
+    refused, found = None, None
     try:
         found = gp.check(plan, model, nn.functional.cross_entropy, samples(), torch.arange(12) % 3)
     except gp.InvalidInput as error:  # The first step compares samples together and apart, too.
-        assert "the forward of '0' mixes the samples" in str(error)
-    else:
-        assert found.level == "micro-batches"
+        refused = str(error)
+    assert "the forward of '0' mixes the samples" in refused if refused else found and found.level == "micro-batches"
 
 
 def test_without_a_branch_the_first_samples_are_trained() -> None:

@@ -82,7 +82,7 @@ def apply_settings(
     for scheduled in optimizers:
         groups = scheduled.optimizer.param_groups
         for number, group in enumerate(groups):
-            options = options_of(group["params"][0])
+            options = scheduled.optimizer.defaults | dict(options_of(group["params"][0]))
             if isinstance(scheduled.scheduler, LambdaLR):
                 group |= {name: value for name, value in options.items() if name in group}
                 group["initial_lr"] = options["lr"]
