@@ -162,7 +162,8 @@ class StageReplicaRun:
 
     def _backward(self, task: StageTask, *, probed: bool) -> dict[int, NamedTensors]:
         replica, micro_batch = self.replica, self.micro_batches.pop(task.micro_batch)
-        if probed and replica.offloading is None and not replica.sync.traits.shards_parameters:
+        # Where weights are gathered layer by layer, ranks would wait for each other in one more backward.
+        if probed and replica.offloading is None and not replica.sync.traits.exchanges_in_tasks:
             names, held = replica.program.parameter_names, replica.module.named_parameters()
             trained = {names[name]: parameter for name, parameter in held if parameter.requires_grad}
             micro_batch.probe = partial(check_no_injection, trained=trained, stage=replica.stage_name)
