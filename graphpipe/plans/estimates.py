@@ -139,8 +139,8 @@ def task_bounds(plan: Plan, number: int) -> TaskBounds:
 def least_step_seconds(plan: Plan, *, whole_backwards: bool = False) -> float:
     """Return a lower bound on the step seconds of a plan's stages under any schedule.
 
-    A stage starts when the first micro-batch has passed the longest path to it. It then does all its own work and
-    updates its weights. After its last input gradient, the longest path back follows, in parallel with its weight
+    A stage starts when the first micro-batch has passed the longest path to it. It then does all its own work, of which
+    a short last micro-batch is left out, and updates its weights. After its last input gradient, the longest path back follows, in parallel with its weight
     gradients. A device that hosts several stages does the work of all of them (`_least_seconds_of_devices`).
 
     Args:
@@ -181,7 +181,7 @@ def _least_seconds_of_devices(plan: Plan, arrivals: Sequence[float]) -> float:
             kind = devices[device].type
             if kind not in busy:
                 task = plan.task_seconds(number, device)
-                busy[kind] = plan.micro_batches(number) * (task.forward + task.backward) + updated
+                busy[kind] = plan.batch_size // stage.micro_batch * (task.forward + task.backward) + updated
             begin[device] = min(begin.get(device, inf), arrivals[number])
             work[device] = work.get(device, 0.0) + busy[kind]
             last[device] = min(last.get(device, inf), summed)

@@ -10,6 +10,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from graphpipe.plans.sharding import rounded_up
 from graphpipe.plans.stage import Predictor, WeightPolicy
 
 Count = TypeVar("Count", int, NDArray[np.float64])
@@ -27,8 +28,8 @@ def in_flight_samples(
 
         in_flight(x) = max over successors y of in_flight(y) + max(k_x b_x, k_y b_y)
 
-    The result is rounded up to whole micro-batches of x, and is at most the mini-batch (infinite if the pipeline never
-    drains).
+    The result is at most the mini-batch (infinite if the pipeline never drains), and rounded up to whole micro-batches
+    of x.
 
         b = 1 -> 2 -> 4 (figure 5):      4 + 4 = 8 <- 4 ... the sink holds 4, its producer 8, the source 10
     """
@@ -37,8 +38,7 @@ def in_flight_samples(
         need = own = micro_batches[stage] * bursts[stage]
         for after in successors[stage]:
             need = max(need, samples[after] + max(own, micro_batches[after] * bursts[after]))
-        whole = -(-need // micro_batches[stage]) * micro_batches[stage]
-        samples[stage] = int(min(whole, batch_size))
+        samples[stage] = int(-(-min(need, batch_size) // micro_batches[stage])) * micro_batches[stage]
     return tuple(samples)
 
 
@@ -49,7 +49,7 @@ def forward_in_flight(
 
     Between two stages that follow each other, one micro-batch is computed, one is sent, and one waits to be read. An
     edge that passes over other stages holds one more micro-batch for each of them. A stage has the samples that its
-    largest edge needs, rounded up to whole micro-batches, and at most the mini-batch.
+    largest edge needs, at most the mini-batch, rounded up to whole micro-batches.
     """
     level = [0] * len(micro_batches)
     for source, target in sorted(edges, key=lambda edge: edge[1]):
@@ -59,7 +59,7 @@ def forward_in_flight(
         need = (level[target] - level[source] + 2) * max(micro_batches[source], micro_batches[target])
         for end in (source, target):
             samples[end] = max(samples[end], need)
-    return tuple(min(-(-need // size) * size, batch_size) for need, size in zip(samples, micro_batches, strict=True))
+    return tuple(rounded_up(min(need, batch_size), size) for need, size in zip(samples, micro_batches, strict=True))
 
 
 def delay_of(weights: WeightPolicy, in_flight: Count, micro_batch: Count, batch_size: int) -> Count:
@@ -101,4 +101,4 @@ def most_in_flight_of(weights: WeightPolicy, batch_size: int, micro_batch: int) 
     """
     if weights == "double-buffer":
         return batch_size + micro_batch
-    return batch_size if weights == "flush" else inf
+    return rounded_up(batch_size, micro_batch) if weights == "flush" else inf

@@ -21,6 +21,7 @@ from graphpipe.graph.operator_graph import fingerprinted
 from graphpipe.plans.joint_edges import NONE, JointEdges, joint_edges, one_way_bytes, one_way_pairs, whole_values
 from graphpipe.plans.older_plans import with_current_fields, with_version_1_fields
 from graphpipe.plans.prediction import Prediction
+from graphpipe.plans.sharding import count_micro_batches
 from graphpipe.plans.stage import Predictor, Stage, StageEdge, WeightPolicy
 from graphpipe.plans.tied_gradients import TiedGradients, tied_gradients_of
 from graphpipe.plans.verify import verify
@@ -144,7 +145,9 @@ class Plan:
         """Return the names of the parameters that a stage shares with other stages."""
         return frozenset(name for tied in self.tied_gradients if stage in tied.stages for name in tied.parameters)
 
-    def task_seconds(self, stage: int, device: int, loads: tuple[float, ...] | None = None) -> TaskSeconds:
+    def task_seconds(
+        self, stage: int, device: int, loads: tuple[float, ...] | None = None, samples: float | None = None
+    ) -> TaskSeconds:
         """Return the seconds of a stage's tasks on one of its devices, with what replicas exchange inside them.
 
         If the weights are gathered layer by layer, a forward gathers all of them, and a backward gathers them again and
@@ -154,9 +157,10 @@ class Plan:
             stage: its position.
             device: position in the cluster's devices.
             loads: as for `CostModel.task_seconds`.
+            samples: that the device computes; None: its share of a whole micro-batch.
         """
-        here = self.stages[stage]
-        costs, samples = self.costs_of(stage), here.micro_batch / here.degree
+        here, costs = self.stages[stage], self.costs_of(stage)
+        samples = here.micro_batch / here.degree if samples is None else samples
         seconds = costs.task_seconds(here.ops, device, samples, here.recompute, loads)
         if here.state != "layers" or here.degree == 1:
             return seconds
@@ -296,7 +300,7 @@ class Plan:
 
     def micro_batches(self, stage: int) -> int:
         """Return the number of micro-batches of a stage in one mini-batch."""
-        return self.batch_size // self.stages[stage].micro_batch
+        return count_micro_batches(self.batch_size, self.stages[stage].micro_batch)
 
     def save(self, path: str | Path) -> None:
         """Write the plan as a JSON document, with the hashes of graph and cluster inside."""

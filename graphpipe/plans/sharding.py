@@ -3,6 +3,13 @@
 mini-batch of 8, micro_batch 4, degree 2        samples  0 1 | 2 3 | 4 5 | 6 7
                                                 replica   0  |  1  |  0  |  1
                                                 micro-batch  0     |     1
+
+If the micro-batch does not divide the mini-batch, the last micro-batch is short. So an order of tasks that is possible
+for whole micro-batches is possible here, too:
+
+mini-batch of 7, micro_batch 4, degree 2        samples  0 1 | 2 3 | 4 | 5 6
+                                                replica   0  |  1  | 0 |  1
+                                                micro-batch  0     |   1
 """
 
 from collections.abc import Sequence
@@ -61,12 +68,17 @@ def count_micro_batches(batch_size: int, micro_batch: int) -> int:
     return -(-batch_size // micro_batch)
 
 
+def rounded_up(batch_size: int, micro_batch: int) -> int:
+    """Return the samples of a mini-batch, rounded up to whole micro-batches: the most that a stage keeps in flight."""
+    return count_micro_batches(batch_size, micro_batch) * micro_batch
+
+
 @lru_cache(maxsize=65536)  # every training step uses the same ranges
 def sample_range(batch_size: int, micro_batch: int, degree: int, index: int, replica: int) -> SampleRange:
     """Return the samples of micro-batch `index` that `replica` of a stage of this degree computes.
 
-    A micro-batch is cut into `degree` contiguous ranges of equal length. A short last micro-batch (only in evaluation)
-    is cut into ranges whose lengths differ by at most one.
+    A micro-batch is cut into `degree` contiguous ranges of equal length. A short last micro-batch is cut into ranges
+    whose lengths differ by at most one. Only in evaluation may some be empty.
     """
     first = index * micro_batch
     length = min(micro_batch, batch_size - first)

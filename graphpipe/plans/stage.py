@@ -55,10 +55,12 @@ class Stage:
     devices: tuple[int, ...]
     """Positions in the cluster's devices, replica by replica. With more than `tensor`, the stage is data-parallel."""
     micro_batch: int
-    """Samples of one micro-batch over all replicas. Each replica computes micro_batch / degree of them."""
+    """Samples of one micro-batch over all replicas. Each replica computes micro_batch / degree of them. If it does not
+    divide the mini-batch, the last micro-batch has what is left."""
     in_flight: int
     """Largest number of samples, over all replicas, whose forward has started and whose backward has not ended. Without
-    training: of samples that have left one stage and not begun at the next, on every edge of the stage."""
+    training: of samples that have left one stage and not begun at the next, on every edge of the stage. A multiple of
+    `micro_batch`: a short last micro-batch counts as a whole one."""
     burst: int = 1
     """Micro-batches that are forwarded, then backwarded, in a row: the k of kFkB."""
     recompute: Recompute = "none"

@@ -73,7 +73,7 @@ def _check_partition(plan: PlanFields) -> dict[str, int]:
 def _check_batches(plan: PlanFields) -> None:
     if plan.batch_size < 1:
         raise InvalidInput(f"is {plan.batch_size}, must be at least 1", where="batch_size")
-    count = sum(plan.batch_size // max(1, stage.micro_batch) for stage in plan.stages)
+    count = sum(-(-plan.batch_size // max(1, stage.micro_batch)) for stage in plan.stages)
     if count > MOST_MICRO_BATCHES:
         raise InvalidInput(
             f"a mini-batch has {count:,} micro-batches in all stages, must have at most {MOST_MICRO_BATCHES:,}",
@@ -82,16 +82,29 @@ def _check_batches(plan: PlanFields) -> None:
         )
     for stage in plan.stages:
         where = f"stage '{stage.name}'"
-        if stage.micro_batch < 1 or plan.batch_size % stage.micro_batch:
-            raise InvalidInput(f"micro_batch {stage.micro_batch} does not divide batch {plan.batch_size}", where=where)
-        if stage.micro_batch % max(1, replicas := len(stage.devices) // max(1, stage.tensor)):
-            what = f"{replicas} {'devices' if stage.tensor == 1 else 'replicas'}"
-            raise InvalidInput(f"micro_batch {stage.micro_batch} does not split over {what}", where=where)
+        if not 1 <= stage.micro_batch <= plan.batch_size:
+            what = f"micro_batch is {stage.micro_batch}, must be 1 to batch {plan.batch_size}"
+            raise InvalidInput(what, where=where)
+        if plan.batch_size % stage.micro_batch and plan.weights != "flush":
+            raise InvalidInput(
+                f"micro_batch {stage.micro_batch} does not divide batch {plan.batch_size}, as the weight policy "
+                f"'{plan.weights}' needs",
+                where=where,
+                remedy="Choose a micro-batch that divides it, or the weight policy 'flush'.",
+            )
+        replicas = max(1, len(stage.devices) // max(1, stage.tensor))
+        what = f"does not split over {replicas} {'devices' if stage.tensor == 1 else 'replicas'}"
+        if stage.micro_batch % replicas:
+            raise InvalidInput(f"micro_batch {stage.micro_batch} {what}", where=where)
+        if 0 < (left := plan.batch_size % stage.micro_batch) < replicas:
+            cut = f"micro_batch {stage.micro_batch} leaves {left} of batch {plan.batch_size} for the last micro-batch"
+            remedy = "Choose another micro_batch, or fewer replicas."
+            raise InvalidInput(f"{cut}, which {what}", where=where, remedy=remedy)
         if stage.burst < 1:
             raise InvalidInput(f"burst is {stage.burst}, must be at least 1", where=where)
         # With a double buffer, one micro-batch of the next mini-batch may begin before a mini-batch has ended.
         room: dict[WeightPolicy, float] = {"flush": 0, "double-buffer": stage.micro_batch}
-        most = plan.batch_size + room.get(plan.weights, inf)
+        most = plan.batch_size + -plan.batch_size % stage.micro_batch + room.get(plan.weights, inf)
         if stage.in_flight % stage.micro_batch or not stage.micro_batch <= stage.in_flight <= most:
             up_to = f" up to {'batch ' if most == plan.batch_size else ''}{most}" if most < inf else ""
             raise InvalidInput(

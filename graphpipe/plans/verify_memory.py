@@ -86,7 +86,7 @@ def _exchanging(plan: PlanFields) -> set[tuple[int, int]]:
     """Return the pairs of devices that exchange a sample, or to which one offloads."""
 
     def home(stage: Stage, sample: int) -> tuple[int, ...]:
-        first = sample % stage.micro_batch // (stage.micro_batch // stage.degree) * stage.tensor
+        first = replica_of(plan, stage, sample) * stage.tensor
         return stage.devices[first : first + stage.tensor]
 
     pairs: set[tuple[int, int]] = set()
@@ -96,7 +96,8 @@ def _exchanging(plan: PlanFields) -> set[tuple[int, int]]:
             read.source in source.ops and read.target in target.ops and read.value not in plan.graph.one_way
             for read in plan.graph.reads
         )
-        for sample in range(math.lcm(source.micro_batch, target.micro_batch)):
+        repeats = math.lcm(source.micro_batch, target.micro_batch)
+        for sample in range(plan.batch_size if plan.batch_size % repeats else repeats):
             here, there = home(source, sample), home(target, sample)
             pairs |= {(here[at % len(here)], own) for at, own in enumerate(there) if own not in here}
             if back:
@@ -104,6 +105,16 @@ def _exchanging(plan: PlanFields) -> set[tuple[int, int]]:
     for stage in plan.stages:
         pairs.update(zip(stage.devices, stage.offload_to, strict=False))
     return pairs
+
+
+def replica_of(plan: PlanFields, stage: Stage, sample: int) -> int:
+    """Return the replica of a stage that computes a sample of the mini-batch.
+
+    Of n samples of a micro-batch, replica r of d begins with sample n r / d, rounded down.
+    """
+    inside = sample % stage.micro_batch
+    count = min(stage.micro_batch, plan.batch_size - sample + inside)
+    return ((inside + 1) * stage.degree - 1) // count
 
 
 def check_neighbours(plan: PlanFields) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.plans.sharding import SampleRange, sample_range
+from graphpipe.plans.verify_memory import replica_of
 from graphpipe.schedule.schedule import Schedule, StageTask
 
 _ROUNDING = 1e-6
@@ -74,7 +75,7 @@ def _expected_tasks(
     return {
         task
         for stage in hosted
-        for index in range(mini_batches * plan.batch_size // plan.stages[stage].micro_batch)
+        for index in range(mini_batches * -(-plan.batch_size // plan.stages[stage].micro_batch))
         for task in _expected(stage, index, listed, trains=plan.trains)
     }
 
@@ -120,7 +121,7 @@ def _check_order(plan: Plan, stage: int, tasks: list[StageTask], where: str) -> 
     allowed = plan.stages[stage].in_flight
     # The next micro-batch of each kind. A whole backward B counts as both I and W.
     following = {"F": 0, "I": 0, "W": 0}
-    updated, count = 0, plan.batch_size // plan.stages[stage].micro_batch
+    updated, count = 0, -(-plan.batch_size // plan.stages[stage].micro_batch)
     for task in tasks:
         if task.kind == "U":
             if task.micro_batch != updated or following["W"] != (updated + 1) * count:
@@ -193,17 +194,16 @@ class _Progress:
 
     def _gradients_done(self, stage: int, mini_batch: int) -> bool:
         it = self.plan.stages[stage]
-        wanted = (mini_batch + 1) * self.plan.batch_size // it.micro_batch
+        wanted = (mini_batch + 1) * -(-self.plan.batch_size // it.micro_batch)
         return all(done >= wanted for done in self.done["W"][stage])
 
     def _holds(self, kind: str, stage: int, samples: SampleRange) -> bool:
         # One probe in each replica's share that overlaps these samples. All devices that share it must be done.
         it, done = self.plan.stages[stage], self.done[kind][stage]
-        size, share, step = it.micro_batch, it.micro_batch // it.degree, it.tensor
-        for sample in (*range(samples.start, samples.stop, share), samples.stop - 1):
-            index, inside = divmod(sample, size)
-            first = inside // share * step
-            if min(done[first : first + step]) <= index:
+        left = self.plan.batch_size % it.micro_batch
+        for sample in (*range(samples.start, samples.stop, (left or it.micro_batch) // it.degree), samples.stop - 1):
+            first = replica_of(self.plan, it, sample % self.plan.batch_size) * it.tensor
+            if min(done[first : first + it.tensor]) <= sample // it.micro_batch:
                 return False
         return True
 

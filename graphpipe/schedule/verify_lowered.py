@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 
 from graphpipe.plans import Plan, Stage
 from graphpipe.plans.sharding import SampleRange
-from graphpipe.plans.verify_memory import RELATIVE
+from graphpipe.plans.verify_memory import RELATIVE, replica_of
 from graphpipe.schedule.actions import (
     Action,
     Compute,
@@ -118,7 +118,8 @@ def _check_sums(plan: Plan, schedule: Schedule, device: int, listed: tuple[Actio
     assert sorted(map(str, sums)) == sorted(map(str, wanted)), f"device {device} sums {sums}, not {[*wanted]}"
     for action in sums:
         place = listed.index(action)
-        added = {stage: (action.mini_batch + 1) * plan.batch_size // plan.stages[stage].micro_batch for stage in hosted}
+        counts = {stage: -(-plan.batch_size // plan.stages[stage].micro_batch) for stage in hosted}
+        added = {stage: (action.mini_batch + 1) * count for stage, count in counts.items()}
         for task in (it.task for it in listed[place:] if isinstance(it, Compute) and it.task.stage in wanted[action]):
             adding = task.kind in ("B", "I", "W") and task.micro_batch < added[task.stage]
             assert not adding, f"device {device} does {task} after {action}"
@@ -243,6 +244,5 @@ def _back(stage: int, micro_batch: int, whole: set[StageTask]) -> StageTask:
 
 def _owner(plan: Plan, stage: int, sample: int) -> Owner:
     it = plan.stages[stage]
-    micro_batch, inside = divmod(sample, it.micro_batch)
-    first = inside * it.degree // it.micro_batch * it.tensor
-    return it.devices[first : first + it.tensor], micro_batch
+    first = replica_of(plan, it, sample % plan.batch_size) * it.tensor
+    return it.devices[first : first + it.tensor], sample // it.micro_batch

@@ -211,7 +211,8 @@ class Activities:
 
     def _copy(self, device: int, kind: Literal["evict", "fetch"], action: Offload | Fetch, needs: list[int]) -> int:
         stage = self.plan.stages[action.stage]
-        count = stage_memory(self.plan.cost_model, stage).offloaded * stage.micro_batch / stage.degree
+        rows = self._rows(action.stage, device, action.micro_batch)
+        count = stage_memory(self.plan.cost_model, stage).offloaded * len(rows)
         what = HostCopy(device, kind, action.stage, action.micro_batch, count, stage.neighbour(device))
         if what.neighbour is not None:
             return self._copy_over_link(what, what.neighbour, needs)
@@ -242,16 +243,17 @@ class Activities:
         return self._last[device]
 
     def _task_seconds(self, stage: int, device: int, micro_batch: int) -> TaskSeconds:
-        key = stage, device, 0 if self.loads is None else micro_batch
+        alike = self.loads is None and not self.plan.batch_size % self.plan.stages[stage].micro_batch
+        key = stage, device, 0 if alike else micro_batch
         if key not in self._seconds:
-            it, loads = self.plan.stages[stage], None
-            if self.loads is not None:
-                replica = it.replica_of(device)
-                index = micro_batch % self.plan.micro_batches(stage)  # every mini-batch of a segment has these loads
-                rows = sample_range(self.plan.batch_size, it.micro_batch, it.degree, index, replica)
-                loads = self.loads.within(rows)
-            self._seconds[key] = self.plan.task_seconds(stage, device, loads)
+            rows = self._rows(*key)
+            loads = None if self.loads is None else self.loads.within(rows)
+            self._seconds[key] = self.plan.task_seconds(stage, device, loads, len(rows))
         return self._seconds[key]
+
+    def _rows(self, stage: int, device: int, micro_batch: int) -> SampleRange:
+        it, index = self.plan.stages[stage], micro_batch % self.plan.micro_batches(stage)  # in its mini-batch
+        return sample_range(self.plan.batch_size, it.micro_batch, it.degree, index, it.replica_of(device))
 
     def _transfer(self, transfer: Transfer) -> None:
         source, target = transfer.source_device, transfer.target_device

@@ -19,10 +19,13 @@ from graphpipe.simulator.lines.repeating_period import Period
 def applies(plan: Plan) -> bool:
     """Return whether a plan trains, and its times follow from the order of tasks on each device (see `overlaps`).
 
+    A step with a short last micro-batch has no repeating part, so such plans are simulated.
     Devices that share a replica wait for each other, so plans with such stages are simulated. What is offloaded to a
     neighbour takes the channels of messages. Without a flush, no copies are timed here.
     """
     if not plan.trains or plan.shares_replicas or not overlaps(plan.cluster):
+        return False
+    if any(plan.batch_size % stage.micro_batch for stage in plan.stages):
         return False
     return not any(stage.offload and (stage.offload_to or plan.weights != "flush") for stage in plan.stages)
 

@@ -77,10 +77,10 @@ _Samples = tuple[int, str, SampleRange]
 def _drawn_seconds(plan: Plan, activities: Activities, drawn: Sequence[StepLoads]) -> Array:
     """Return the seconds of all activities, [activities, steps]. Only those of tasks depend on the loads."""
     seconds_of_steps = np.repeat(np.array([work.seconds for work in activities.all])[:, None], len(drawn), axis=1)
-    known: dict[tuple[int, str, tuple[float, ...]], dict[Kind, float]] = {}
+    known: dict[tuple[int, str, int, tuple[float, ...]], dict[Kind, float]] = {}
     for (stage, kind_of_device, rows), tasks in _tasks_by_samples(plan, activities).items():
         for step, loads in enumerate(drawn):
-            key = stage, kind_of_device, loads.within(rows)
+            key = stage, kind_of_device, len(rows), loads.within(rows)
             if (seconds := known.get(key)) is None:
                 seconds = known[key] = _seconds_by_kind(plan, *key)
             for number, kind in tasks:
@@ -104,8 +104,10 @@ def _tasks_by_samples(plan: Plan, activities: Activities) -> dict[_Samples, list
     return tasks
 
 
-def _seconds_by_kind(plan: Plan, stage: int, kind_of_device: str, loads: tuple[float, ...]) -> dict[Kind, float]:
+def _seconds_by_kind(
+    plan: Plan, stage: int, kind_of_device: str, samples: int, loads: tuple[float, ...]
+) -> dict[Kind, float]:
     here = plan.stages[stage]
     device = next(device for device in here.devices if plan.cluster.devices[device].type == kind_of_device)
-    seconds = plan.task_seconds(stage, device, loads)
+    seconds = plan.task_seconds(stage, device, loads, samples)
     return {kind: seconds.of(kind, plan.costs.task_overhead_seconds) for kind in KINDS}

@@ -29,8 +29,10 @@ def least_1f1b_seconds(plan: Plan) -> float:
         plan: a sound plan, of whose stages every one keeps at least a micro-batch in flight.
 
     Returns:
-        The bound; 0 if the stages would wait for each other forever.
+        The bound; 0 if the stages would wait for each other forever, or the last micro-batch of one is short.
     """
+    if any(plan.batch_size % stage.micro_batch for stage in plan.stages):
+        return 0.0
     lines = _lines(plan)
     ready = list(lines)
     while ready:

@@ -13,6 +13,7 @@ from functools import lru_cache, partial
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
+from graphpipe.plans.sharding import count_micro_batches
 from graphpipe.plans.stage import Stage
 from graphpipe.run.comm.p2p_groups import Pair
 from graphpipe.run.comm.rank_placement import RankPlacement
@@ -64,7 +65,8 @@ def _step(plan: Plan, placement: RankPlacement, gradient_edges: frozenset[int], 
 
 def _smaller(plan: Plan, stage: Stage, size: int) -> Stage:
     micro_batch = size if stage.micro_batch == plan.batch_size else stage.micro_batch
-    if plan.weights != "flush" or size > plan.batch_size or size % micro_batch or micro_batch % stage.degree:
+    left = size % micro_batch or micro_batch
+    if plan.weights != "flush" or size > plan.batch_size or left < stage.degree:
         takes = f"takes micro-batches of {stage.micro_batch}"
         if micro_batch == size:
             takes = f"divides them among {stage.degree} replicas"
@@ -75,6 +77,6 @@ def _smaller(plan: Plan, stage: Stage, size: int) -> Stage:
             remedy="Drop the last, smaller batch of an epoch, or plan for this batch size, or with micro-batches that "
             "divide it.",
         )
-    count = size // micro_batch
-    in_flight = min(size, -(-stage.in_flight // stage.micro_batch) * micro_batch)
+    count = count_micro_batches(size, micro_batch)
+    in_flight = min(count, stage.in_flight // stage.micro_batch) * micro_batch
     return replace(stage, micro_batch=micro_batch, in_flight=in_flight, burst=min(stage.burst, count))

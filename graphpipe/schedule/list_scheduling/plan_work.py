@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from graphpipe.plans import Plan
+from graphpipe.plans.sharding import common_samples, count_micro_batches
 from graphpipe.schedule.list_scheduling.equal_stages import Hop, Messages, find_equal_stages
 from graphpipe.schedule.list_scheduling.stage_work import MessageRoute, Portions, StageWork, work_of_stages
 
@@ -90,13 +91,7 @@ def _routed(
 
 
 def _portions(batch_size: int, size: int, step: int, messages: Messages) -> Portions:
-    if size == step:
-        seconds = messages.seconds(size)
-        return tuple(((index, seconds),) for index in range(batch_size // size))
-    return tuple(
-        tuple(
-            (there, messages.seconds(min(start + size, (there + 1) * step) - max(start, there * step)))
-            for there in range(start // step, -(-(start + size) // step))
-        )
-        for start in range(0, batch_size, size)
-    )
+    portions: list[list[tuple[int, float]]] = [[] for _ in range(count_micro_batches(batch_size, size))]
+    for index, there, samples in common_samples(batch_size, size, 1, step, 1).pieces[0]:
+        portions[index].append((there, messages.seconds(samples)))
+    return tuple(map(tuple, portions))

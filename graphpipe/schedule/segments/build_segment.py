@@ -57,6 +57,8 @@ def build_unverified_segment(plan: Plan, mini_batches: int) -> Schedule:
     """
     if mini_batches < 1:
         raise InvalidInput(f"is {mini_batches}, must be at least 1", where="mini_batches")
+    if mini_batches > 1:
+        _check_divides(plan)
     if plan.weights == "flush":
         return _repeated(plan, build_unverified(plan), mini_batches)
     scheduler = find_scheduler(plan.schedule)
@@ -71,6 +73,17 @@ def build_unverified_segment(plan: Plan, mini_batches: int) -> Schedule:
     bursts = [stage.burst if scheduler.uses_bursts else 1 for stage in plan.stages]
     orders = [[*_order(plan, stage, mini_batches, split[stage], burst)] for stage, burst in enumerate(bursts)]
     return merge(plan.schedule, plan, orders, mini_batches)
+
+
+def _check_divides(plan: Plan) -> None:
+    for stage in plan.stages:
+        if plan.batch_size % stage.micro_batch:
+            raise InvalidInput(
+                f"micro_batch {stage.micro_batch} does not divide batch {plan.batch_size}, as a segment of several "
+                "mini-batches needs",
+                where=f"stage '{stage.name}'",
+                remedy="Train step by step, or plan with a micro_batch that divides it.",
+            )
 
 
 def _repeated(plan: Plan, schedule: Schedule, mini_batches: int) -> Schedule:
