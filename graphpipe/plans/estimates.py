@@ -139,9 +139,10 @@ def task_bounds(plan: Plan, number: int) -> TaskBounds:
 def least_step_seconds(plan: Plan, *, whole_backwards: bool = False) -> float:
     """Return a lower bound on the step seconds of a plan's stages under any schedule.
 
-    A stage starts when the first micro-batch has passed the longest path to it. It then does all its own work, of which
-    a short last micro-batch is left out, and updates its weights. After its last input gradient, the longest path back follows, in parallel with its weight
-    gradients. A device that hosts several stages does the work of all of them (`_least_seconds_of_devices`).
+    A stage starts when the first micro-batch has passed the longest path to it. It then does all its own work (a short
+    last micro-batch counts as nothing) and updates its weights. After its last input gradient, the longest path back
+    follows, in parallel with its weight gradients. A device that hosts several stages does the work of all of them
+    (`_least_seconds_of_devices`).
 
     Args:
         plan: a sound plan.

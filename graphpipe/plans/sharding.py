@@ -78,7 +78,7 @@ def sample_range(batch_size: int, micro_batch: int, degree: int, index: int, rep
     """Return the samples of micro-batch `index` that `replica` of a stage of this degree computes.
 
     A micro-batch is cut into `degree` contiguous ranges of equal length. A short last micro-batch is cut into ranges
-    whose lengths differ by at most one. Only in evaluation may some be empty.
+    whose lengths differ by at most one. Some are empty if there are fewer samples than replicas.
     """
     first = index * micro_batch
     length = min(micro_batch, batch_size - first)

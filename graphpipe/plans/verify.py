@@ -93,13 +93,9 @@ def _check_batches(plan: PlanFields) -> None:
                 remedy="Choose a micro-batch that divides it, or the weight policy 'flush'.",
             )
         replicas = max(1, len(stage.devices) // max(1, stage.tensor))
-        what = f"does not split over {replicas} {'devices' if stage.tensor == 1 else 'replicas'}"
         if stage.micro_batch % replicas:
-            raise InvalidInput(f"micro_batch {stage.micro_batch} {what}", where=where)
-        if 0 < (left := plan.batch_size % stage.micro_batch) < replicas:
-            cut = f"micro_batch {stage.micro_batch} leaves {left} of batch {plan.batch_size} for the last micro-batch"
-            remedy = "Choose another micro_batch, or fewer replicas."
-            raise InvalidInput(f"{cut}, which {what}", where=where, remedy=remedy)
+            what = f"{replicas} {'devices' if stage.tensor == 1 else 'replicas'}"
+            raise InvalidInput(f"micro_batch {stage.micro_batch} does not split over {what}", where=where)
         if stage.burst < 1:
             raise InvalidInput(f"burst is {stage.burst}, must be at least 1", where=where)
         # With a double buffer, one micro-batch of the next mini-batch may begin before a mini-batch has ended.

@@ -134,6 +134,7 @@ def build_parts(
             partial(find_needs, placement, world.rank, programs, all_targets=loss.weighs and plan.weights != "flush")
         ),
         options=options,
+        engines=syncs.names,
         user=UserWeights.of(user := model if isinstance(model, nn.Module) else None, programs, worker),
         changes=None if user is None else LaterChanges(user, _called(programs, worker)),
         weights=weights,

@@ -41,7 +41,7 @@ def lower(
         plan: a sound plan.
         schedule: a sound schedule of the plan, or of a segment of several mini-batches.
         batch_size: samples of all mini-batches. None takes the plan's times their number. Evaluation may take any
-            other. Then the last micro-batch may be short, and a replica without samples skips it.
+            other. A replica without samples of a short last micro-batch skips it.
         forward_only: for evaluation: do the forwards of all micro-batches, and no backwards. A stage is only so far
             ahead of its consumers as its credits allow (`Credits`). A plan that does not train is always lowered so.
         gradient_edges: positions in `plan.edges` along which gradients go back. None takes those that the plan's graph
@@ -90,6 +90,7 @@ def _scheduled_chains(schedule: Schedule, numbers: TaskNumbers) -> tuple[dict[in
     chains: list[TaskChain] = []
     for device, listed in enumerate(schedule.devices):
         numbered = {numbers.number(task, device): task for task in listed}
+        numbered = {number: task for number, task in numbered.items() if numbers.samples[number] or task.kind == "U"}
         tasks |= numbered
         chains.append(TaskChain(device=device, tasks=list(numbered)))
     return tasks, chains

@@ -200,8 +200,8 @@ class _Progress:
     def _holds(self, kind: str, stage: int, samples: SampleRange) -> bool:
         # One probe in each replica's share that overlaps these samples. All devices that share it must be done.
         it, done = self.plan.stages[stage], self.done[kind][stage]
-        left = self.plan.batch_size % it.micro_batch
-        for sample in (*range(samples.start, samples.stop, (left or it.micro_batch) // it.degree), samples.stop - 1):
+        share = max(1, (self.plan.batch_size % it.micro_batch or it.micro_batch) // it.degree)
+        for sample in {*range(samples.start, samples.stop, share), samples.stop - 1} if samples else ():
             first = replica_of(self.plan, it, sample % self.plan.batch_size) * it.tensor
             if min(done[first : first + it.tensor]) <= sample // it.micro_batch:
                 return False

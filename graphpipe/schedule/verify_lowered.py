@@ -31,7 +31,7 @@ def verify_lowered(
 ) -> None:
     """Check the result of `lower` for a sound schedule of training. An error here is a bug of GraphPipe.
 
-    1. Every device does the tasks of its schedule in order.
+    1. Every device does the tasks of its schedule in order, except those for which it has no sample.
     2. Every sample of every edge goes once from the device that computes it to every task that needs it, and its
        gradient goes back. Each device that shares a replica gets all of it, from one device that shares the other one.
        It is sent after the task that made it and before the next task of that stage. It is received before the task
@@ -54,7 +54,8 @@ def verify_lowered(
     assert lowered.batch_size == total, f"lowered for {lowered.batch_size} samples, not {total}"
     for device, listed in enumerate(lowered.devices):
         tasks = tuple(action.task for action in listed if isinstance(action, Compute))
-        assert tasks == schedule.devices[device], f"device {device} does other tasks than its schedule lists"
+        wanted = tuple(task for task in schedule.devices[device] if _has_samples(plan, task, device, total))
+        assert tasks == wanted, f"device {device} does other tasks than its schedule lists"
         _check_place(device, listed)
         _check_left_out(device, listed)
         _check_sums(plan, schedule, device, listed)
@@ -65,6 +66,13 @@ def verify_lowered(
     _check_pairs(plan, lowered)
     stuck = find_deadlock(plan, lowered)
     assert not stuck, f"if every message waits for both its ends, devices wait forever: {stuck}"
+
+
+def _has_samples(plan: Plan, task: StageTask, device: int, total: int) -> bool:
+    it = plan.stages[task.stage]
+    first = task.micro_batch * it.micro_batch
+    count, replica = min(it.micro_batch, total - first), it.devices.index(device) // it.tensor
+    return task.kind == "U" or count * replica // it.degree < count * (replica + 1) // it.degree
 
 
 def _check_place(device: int, listed: tuple[Action, ...]) -> None:

@@ -1,6 +1,6 @@
 """Prepares the input of a step: checks it, compares it with other ranks', and fits the replicas to its shapes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from graphpipe.errors import InvalidInput
@@ -18,6 +18,7 @@ from graphpipe.run.step.build_worker import match_modes
 from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.step.programs_by_shape import ProgramsByShape, ShapedPrograms, format_inputs
 from graphpipe.run.step.refit_replicas import refit_replicas
+from graphpipe.run.weights.check_sync import check_samples
 from graphpipe.run.worker.smaller_batches import smaller_plan
 from graphpipe.run.worker.user_weights import UserWeights
 from graphpipe.run.worker.worker import StageWorker
@@ -36,6 +37,8 @@ class BatchPreparer:
     """The ranks to compare with (see `batch_comparison.neighbours`)."""
     needs: Callable[[int], Needs]
     """Returns what this rank reads of so many samples (see `find_needs`)."""
+    engines: Sequence[str] = ()
+    """The synchronisation of each stage."""
     changes: LaterChanges | None = None
     """Finds what was changed in the model since the pipeline was built; None if it was built from stage programs."""
     weights: str = ""
@@ -60,8 +63,8 @@ class BatchPreparer:
             like: the first mini-batch of the segment, whose shapes this one must have.
 
         Raises:
-            InvalidInput: inputs are missing, rows disagree, shapes differ, or a training is given a number of samples
-                that its micro-batches do not divide; or the model was changed after the pipeline was built.
+            InvalidInput: inputs are missing, rows disagree, shapes differ, or a training is given more samples than the
+                plan is for; or the model was changed after the pipeline was built.
         """
         if training and self.changes is not None:
             self.changes.check()
@@ -104,7 +107,11 @@ class BatchPreparer:
         # The plan for so many samples.
         if not size:
             raise InvalidInput("the mini-batch has no samples", where="step" if training else "evaluate")
-        return smaller_plan(self.plan, size) if training else self.plan
+        if not training or size == self.plan.batch_size:
+            return self.plan
+        smaller = smaller_plan(self.plan, size)
+        check_samples(self.engines, smaller, self.worker.placement)
+        return smaller
 
     def report_invalid(self, error: InvalidInput) -> None:
         """Report an invalid mini-batch to the other ranks; return if all of them found the same error.

@@ -46,9 +46,10 @@ def check_schedule(
 
     Raises:
         InvalidInput: one needs whole backwards and a stage with replicas splits them, or it reduces inside the last
-            backward and ranks would wait for each other forever.
+            backward and ranks would wait for each other forever; or as `check_samples`.
     """
-    spread = {stage for stage in range(len(plan.stages)) if len(set(placement.ranks(stage))) > 1}
+    check_samples(names, plan, placement)
+    spread = _spread(plan, placement)
     for name in dict.fromkeys(names):
         traits, stages = find_sync(name).traits, {stage for stage in spread if names[stage] == name}
         if not traits.split_backward:
@@ -57,6 +58,36 @@ def check_schedule(
             _check_tasks(name, plan, stages, placement)
         if traits.reduces_in_backward:
             _check_progress(name, plan, stages, lowered)
+
+
+def check_samples(names: Sequence[str], plan: Plan, placement: RankPlacement) -> None:
+    """Check that a short last micro-batch has a sample for every replica, where these wait for each other in tasks.
+
+    Args:
+        names: of the synchronisation of each stage.
+        plan: to be run, or for a smaller mini-batch.
+        placement: of the plan on the ranks.
+
+    Raises:
+        InvalidInput: a replica would skip a task in which the others wait for it.
+    """
+    for number in sorted(_spread(plan, placement)):
+        stage, traits = plan.stages[number], find_sync(names[number]).traits
+        if not (traits.exchanges_in_tasks or traits.reduces_in_backward):
+            continue
+        if 0 < (left := plan.batch_size % stage.micro_batch) < stage.degree:
+            fits = choices(lambda other: not (other.exchanges_in_tasks or other.reduces_in_backward))
+            raise InvalidInput(
+                f"micro-batches of {stage.micro_batch} leave {left} of {plan.batch_size} samples for the last one of "
+                f"stage '{stage.name}', which has {stage.degree} replicas, and each of them needs one",
+                where=f"engine '{names[number]}'",
+                remedy=f"Choose {fits}, or other micro-batches.",
+            )
+
+
+def _spread(plan: Plan, placement: RankPlacement) -> set[int]:
+    # Stages whose replicas are on several ranks.
+    return {stage for stage in range(len(plan.stages)) if len(set(placement.ranks(stage))) > 1}
 
 
 def _check_whole_backwards(name: str, plan: Plan, split: list[int]) -> None:

@@ -4,7 +4,7 @@ Stages keep their micro-batches and do fewer of them. A stage that takes the who
 
     the plan, 8 samples              micro-batches 2 2 2 2     the whole 8
     a last mini-batch of 6           micro-batches 2 2 2       the whole 6
-    a last mini-batch of 5           is refused: micro-batches of 2 do not divide it
+    a last mini-batch of 5           micro-batches 2 2 1       the whole 5
 """
 
 from collections.abc import Callable, Mapping
@@ -42,10 +42,17 @@ def smaller_plan(plan: Plan, size: int) -> Plan:
     """Return a plan for fewer samples, with the same stages.
 
     Raises:
-        InvalidInput: a stage's micro-batches do not divide them, or there are more than the plan is for.
+        InvalidInput: there are more than the plan is for, or it updates weights without a flush.
     """
     if size == plan.batch_size:
         return plan
+    if plan.weights != "flush" or size > plan.batch_size:
+        why = "" if plan.weights == "flush" else ", and it updates weights without a flush"
+        raise InvalidInput(
+            f"the mini-batch has {size} samples, the plan is for {plan.batch_size}{why}",
+            where="step",
+            remedy="Drop the last, smaller batch of an epoch, or plan for this batch size.",
+        )
     stages = tuple(_smaller(plan, stage, size) for stage in plan.stages)
     return replace(plan, batch_size=size, stages=stages, prediction=None)
 
@@ -65,18 +72,6 @@ def _step(plan: Plan, placement: RankPlacement, gradient_edges: frozenset[int], 
 
 def _smaller(plan: Plan, stage: Stage, size: int) -> Stage:
     micro_batch = size if stage.micro_batch == plan.batch_size else stage.micro_batch
-    left = size % micro_batch or micro_batch
-    if plan.weights != "flush" or size > plan.batch_size or left < stage.degree:
-        takes = f"takes micro-batches of {stage.micro_batch}"
-        if micro_batch == size:
-            takes = f"divides them among {stage.degree} replicas"
-        why = "the plan updates weights without a flush" if plan.weights != "flush" else f"stage '{stage.name}' {takes}"
-        raise InvalidInput(
-            f"the mini-batch has {size} samples, the plan is for {plan.batch_size}, and {why}",
-            where="step",
-            remedy="Drop the last, smaller batch of an epoch, or plan for this batch size, or with micro-batches that "
-            "divide it.",
-        )
     count = count_micro_batches(size, micro_batch)
     in_flight = min(count, stage.in_flight // stage.micro_batch) * micro_batch
     return replace(stage, micro_batch=micro_batch, in_flight=in_flight, burst=min(stage.burst, count))
