@@ -58,8 +58,8 @@ def chain_of(plan: Plan, stages: Sequence[int] | None = None) -> StageChain:
     """Return the stages of a plan, or some of them, as a chain.
 
     Raises:
-        InvalidInput: they do not form a chain, or differ in degree, micro-batch or the number of stages of a device.
-            The message names the edge or the stage.
+        InvalidInput: they do not form a chain, their micro-batches do not divide the mini-batch, or they differ in
+            degree, micro-batch or the number of stages of a device. The message names the edge or the stage.
     """
     plan.require_training()
     chosen = tuple(range(len(plan.stages)) if stages is None else stages)
@@ -126,6 +126,13 @@ def _check_chain(plan: Plan, chosen: tuple[int, ...]) -> None:
 
 def _check_alike(plan: Plan, chosen: tuple[int, ...]) -> None:
     first = plan.stages[chosen[0]]
+    if left := plan.batch_size % first.micro_batch:
+        what = f"micro-batches of {first.micro_batch} leave {left} of {plan.batch_size} samples for the last one"
+        raise InvalidInput(
+            f"{what}, and the format holds only equal micro-batches",
+            where="plan",
+            remedy="Plan with a micro-batch that divides the batch (--micro-batch).",
+        )
     for stage in (plan.stages[place] for place in chosen[1:]):
         for field, here, there in (
             ("tensor-parallel degree", first.tensor, stage.tensor),

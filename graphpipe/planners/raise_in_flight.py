@@ -7,6 +7,7 @@ from math import inf
 
 from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import host_bytes, needed_bytes, stage_memory
+from graphpipe.plans.sharding import rounded_up
 from graphpipe.plans.stage import Stage
 
 
@@ -77,7 +78,7 @@ def _more(plan: Plan, number: int, spare_bytes: Mapping[int, float], host_spare:
     spare = min(spare_bytes[device] for device in stage.devices)
     memory = stage_memory(plan.cost_model, stage)
     each = memory.per_sample / stage.degree
-    left = plan.batch_size - stage.in_flight
+    left = rounded_up(plan.batch_size, stage.micro_batch) - stage.in_flight
     if memory.offloaded:
         places = [spare_bytes[it] for it in stage.offload_to] or [host_spare[it] for it in stage.devices]
         room = min(places) * stage.degree / memory.offloaded

@@ -17,6 +17,7 @@ from graphpipe.planners.registry import find_planner, planner_names
 from graphpipe.planning.choose_schedule import AS_PLANNED, AUTO, check_choice
 from graphpipe.planning.problem import check_batch_size
 from graphpipe.planning.settings import AUTO_SPLIT, PlanSettings
+from graphpipe.plans.stage import WeightPolicy
 from graphpipe.schedule.schedulers.registry import SCHEDULERS, find_scheduler
 
 Settings = TypeVar("Settings", bound=PlanSettings)
@@ -62,16 +63,13 @@ def check_asked(settings: PlanSettings, batch_size: int) -> None:
     """Check what a plan of a planner is asked for.
 
     Raises:
-        InvalidInput: an unknown planner or schedule, a micro-batch that does not divide the mini-batch, settings that
-            exclude each other, or a setting that this kind of plan or this planner does not follow.
+        InvalidInput: an unknown planner or schedule, a micro-batch larger than the mini-batch or, without a flush, one
+            that does not divide it, settings that exclude each other, or a setting that this kind of plan or this
+            planner does not follow.
     """
     check_batch_size(batch_size, "batch_size")
-    if settings.micro_batch is not None and batch_size % settings.micro_batch:
-        raise InvalidInput(
-            f"micro-batch {settings.micro_batch} does not divide batch {batch_size}",
-            where="micro_batch",
-            remedy=f"Choose a divisor of {batch_size}.",
-        )
+    if settings.micro_batch is not None:
+        _check_micro_batch(settings.micro_batch, batch_size, settings.weights)
     planner = find_planner(settings.planner)
     if not (planner.infers if settings.inference else planner.trains):
         planned = "training" if planner.trains else "inference"
@@ -120,6 +118,18 @@ def _kinds(settings: PlanSettings) -> list[_Kind]:
     if settings.inference:
         return [_INFERENCE]
     return [] if settings.weights == "flush" else [_WITHOUT_FLUSH]
+
+
+def _check_micro_batch(micro_batch: int, batch_size: int, weights: WeightPolicy) -> None:
+    if micro_batch > batch_size:
+        what = f"is {micro_batch}, must be at most batch {batch_size}"
+        raise InvalidInput(what, where="micro_batch", remedy="Choose a smaller one, or a larger batch.")
+    if weights != "flush" and batch_size % micro_batch:
+        raise InvalidInput(
+            f"micro-batch {micro_batch} does not divide batch {batch_size}, as the weight policy '{weights}' needs",
+            where="micro_batch",
+            remedy=f"Choose a divisor of {batch_size}, or the weight policy 'flush'.",
+        )
 
 
 def _ignored(settings: PlanSettings, kind: _Kind) -> list[str]:

@@ -95,7 +95,8 @@ class WithoutFlush:
     def _options(self, problem: Problem, options: Options) -> Iterator[Options]:
         own = replace(options, scheduled=None, mixed_micro_batches=False, evaluate=self._step_seconds)
         objectives: tuple[Objective, ...] = ("bottleneck", "step")
-        for size, objective in product(options.sizes(problem.batch_size), objectives):
+        sizes = [size for size in options.sizes(problem.batch_size) if problem.batch_size % size == 0]
+        for size, objective in product(sizes, objectives):
             yield replace(own, objective=objective, micro_batch=size)
 
     def _problems(self, problem: Problem) -> Iterator[Problem]:

@@ -25,6 +25,7 @@ from graphpipe.planners.problem.partition import Part, Problem
 from graphpipe.planners.problem.planner import Planner
 from graphpipe.planners.problem.stage_costs import all_reduce_seconds_per_byte, degrees_of, far_bandwidth
 from graphpipe.plans.plan import Plan
+from graphpipe.plans.sharding import count_micro_batches
 
 
 def plan_dapple(problem: Problem, options: Options) -> Plan:
@@ -60,7 +61,7 @@ def shortest_step(
     latency = StepLatency(
         _first_stages(loads),
         len(problem.cluster.devices),
-        problem.batch_size // micro_batch,
+        count_micro_batches(problem.batch_size, micro_batch),
         memory=False,
         ranges=ranges,
         most_seconds=most_seconds,

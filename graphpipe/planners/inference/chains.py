@@ -12,6 +12,7 @@ from graphpipe.planners.inference.intervals import BUFFERS, IntervalCosts
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble
 from graphpipe.plans.plan import Plan
+from graphpipe.plans.sharding import rounded_up
 from graphpipe.schedule.schedulers.forward_only import NAME as FORWARD_ONLY
 
 _MOST_WORK = 1e9
@@ -57,7 +58,7 @@ def _kinds(problem: Problem, operators: int) -> DeviceKinds:
 
 
 def _costs(problem: Problem, intervals: IntervalCosts, kinds: DeviceKinds, size: int) -> ChainProblem:
-    several = intervals.needed_bytes(size, min(problem.batch_size, BUFFERS * size))
+    several = intervals.needed_bytes(size, min(rounded_up(problem.batch_size, size), BUFFERS * size))
     several[0, -1] = intervals.needed_bytes(size, size)[0, -1]  # alone, without a message to wait for
     seconds = [
         np.where(several <= problem.cluster.types[kind].memory_bytes, intervals.seconds(kind, size), inf)

@@ -15,8 +15,16 @@ LEAST_LOAD = 1e-12  # seconds: an operator that takes no time still belongs to a
 
 
 def micro_batch_sizes(batch_size: int) -> list[int]:
-    """Return the micro-batch sizes to try: the divisors of the mini-batch, ascending."""
-    return [size for size in range(1, batch_size + 1) if batch_size % size == 0]
+    """Return the micro-batch sizes to try, ascending: the divisors of the mini-batch.
+
+    A prime number has none in between. Then the sizes of 2, 4, 8, ... micro-batches are tried, of which the last one is
+    short.
+    """
+    divisors = [size for size in range(1, batch_size + 1) if batch_size % size == 0]
+    if len(divisors) > 2 or batch_size <= 3:
+        return divisors
+    halved = (-(-batch_size // 2**times) for times in range(1, batch_size.bit_length()))
+    return sorted({*divisors, *halved})
 
 
 def stage_seconds(

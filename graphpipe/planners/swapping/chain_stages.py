@@ -15,6 +15,7 @@ from graphpipe.planners.problem.partition import Part
 from graphpipe.planners.problem.stage_costs import degrees_of, far_bandwidth, smallest_memory_bytes, stage_seconds
 from graphpipe.planners.swapping.swap_or_recompute import SwapOrRecompute
 from graphpipe.plans.device_memory import stage_memory
+from graphpipe.plans.sharding import rounded_up
 from graphpipe.plans.stage import Stage
 
 Array = NDArray[np.float64]
@@ -63,7 +64,8 @@ class ChainStages:
         """Samples in flight of every stage under 1F1B: those of count - x micro-batches at stage x, counted from 0."""
         after = [[stage + 1] for stage in range(self.count - 1)]
         samples = self.table.problem.in_flight([self.micro_batch] * self.count, [1] * self.count, [*after, []])
-        return (self.table.problem.batch_size,) * self.count if self.table.before_tail else samples
+        whole = rounded_up(self.table.problem.batch_size, self.micro_batch)
+        return (whole,) * self.count if self.table.before_tail else samples
 
     @cached_property
     def computed(self) -> Array:

@@ -9,6 +9,7 @@ from graphpipe.planners.registry import DEFAULT
 from graphpipe.planning.plan import plan as make_plan
 from graphpipe.plans import Plan, Stage
 from graphpipe.plans.in_flight import in_flight_samples
+from graphpipe.plans.sharding import rounded_up
 from graphpipe.plans.verify import verify
 from graphpipe.schedule.schedulers.registry import all_schedulers
 from graphpipe.simulator import step_seconds
@@ -88,10 +89,11 @@ def _with_stages(plan: Plan, stages: Sequence[Stage]) -> Plan:
     needed = in_flight_samples(
         plan.batch_size, [stage.micro_batch for stage in stages], [stage.burst for stage in stages], plan.successors
     )
-    most = plan.batch_size
+    held = (stage.in_flight // stage.micro_batch * stage.micro_batch for stage in stages)
+    most = (rounded_up(plan.batch_size, stage.micro_batch) for stage in stages)
     filled = (
-        replace(stage, in_flight=min(most, max(stage.in_flight // stage.micro_batch * stage.micro_batch, need)))
-        for stage, need in zip(stages, needed, strict=True)
+        replace(stage, in_flight=min(limit, max(now, need)))
+        for stage, limit, now, need in zip(stages, most, held, needed, strict=True)
     )
     return replace(plan, stages=tuple(filled), prediction=None)
 

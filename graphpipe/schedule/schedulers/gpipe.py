@@ -10,6 +10,7 @@ order, and all schedules give bitwise equal gradients. Each stage keeps the whol
 """
 
 from graphpipe.plans import Plan
+from graphpipe.plans.sharding import rounded_up
 from graphpipe.schedule.merge import merge
 from graphpipe.schedule.schedule import Schedule, StageTask
 from graphpipe.schedule.scheduler import Scheduler
@@ -28,7 +29,7 @@ def build(plan: Plan) -> Schedule:
 
 def in_flight(plan: Plan) -> tuple[int, ...]:
     """Return the samples in flight of every stage: the whole mini-batch."""
-    return (plan.batch_size,) * len(plan.stages)
+    return tuple(rounded_up(plan.batch_size, stage.micro_batch) for stage in plan.stages)
 
 
 SCHEDULER = Scheduler(name=NAME, build=build, in_flight=in_flight)
