@@ -4,7 +4,7 @@ The gradients of a mini-batch end in the parameters of the user's own model, on 
 ranks these parameters have neither data nor gradients, so that an optimizer of all parameters updates the hosted ones.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,14 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from graphpipe.errors import InvalidInput
-from graphpipe.integrations.filled_batch import Loss, LossOfRealRows, fill
 from graphpipe.integrations.optimizer_states import gather_states
 from graphpipe.plans import Plan
 from graphpipe.run.initial_weights.own_tensors import names_of
 from graphpipe.run.pipeline import Pipeline
 from graphpipe.run.step.pipeline_options import PipelineOptions
-from graphpipe.run.worker.smaller_batches import smaller_plan
+
+Loss = Callable[[Any, Any], Tensor]
 
 
 class GradientPipeline:
@@ -37,7 +36,7 @@ class GradientPipeline:
 
     def __init__(self, plan: Plan, model: nn.Module, loss_fn: Loss, options: PipelineOptions) -> None:
         self.model = model
-        self.pipeline = Pipeline(plan, model, LossOfRealRows(loss_fn), None, options=options)
+        self.pipeline = Pipeline(plan, model, loss_fn, None, options=options)
         self._owned = _owned_parameters(self.pipeline, model)
 
     def begin_after(self, steps: int) -> None:
@@ -52,14 +51,11 @@ class GradientPipeline:
             targets: of the loss function.
 
         Raises:
-            InvalidInput: it has more samples, or fewer, where operators compare samples. NonFiniteLoss: of the loss or
-            a gradient. OutOfMemory, PeerLost, PeerStalled: as `Pipeline.step`.
+            InvalidInput: it has more samples. NonFiniteLoss: of the loss or a gradient. OutOfMemory, PeerLost,
+            PeerStalled: as `Pipeline.step`.
         """
-        pipeline, samples = self.pipeline, len(next(iter(inputs.values())))
         self._adopt_weights()
-        if fills(pipeline.plan, samples):
-            return pipeline.step(*fill(inputs, targets, pipeline.plan.batch_size))
-        return pipeline.step(inputs, targets)
+        return self.pipeline.step(inputs, targets)
 
     def evaluate(self, inputs: Mapping[str, Tensor], targets: Any) -> tuple[float | None, Any]:
         """Return the mean loss (None without targets) and the outputs of any number of samples, on every rank."""
@@ -118,29 +114,6 @@ class GradientPipeline:
     def _adopt_weights(self) -> None:
         # The trainer has changed the user's model, which other replicas in this process are copies of.
         self.pipeline.resume(self.pipeline.steps, None)
-
-
-def fills(plan: Plan, samples: int) -> bool:
-    """Return whether a mini-batch is trained with repeated rows, because the plan's micro-batches do not divide it.
-
-    Raises:
-        InvalidInput: an operator compares samples, so that repeated ones would change its results.
-    """
-    try:
-        smaller_plan(plan, samples)
-    except InvalidInput:
-        comparing = next((op.name for op in plan.graph.ops if op.whole_batch), None)
-        if comparing is None and samples < plan.batch_size:
-            return True
-        if comparing is None:
-            raise
-        raise InvalidInput(
-            f"the last mini-batch has {samples} samples, which micro-batches of the plan for {plan.batch_size} do not "
-            f"divide, and operator '{comparing}' compares samples",
-            where="mini-batch",
-            remedy="Drop the last, smaller mini-batch: dataloader_drop_last=True, or DataLoader(drop_last=True).",
-        ) from None
-    return False
 
 
 def _owned_parameters(pipeline: Pipeline, model: nn.Module) -> list[nn.Parameter]:

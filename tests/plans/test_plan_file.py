@@ -135,8 +135,8 @@ def test_a_file_without_a_newer_field_loads(saved: tuple[Plan, Path]) -> None:
 
 def test_an_unsound_stage_is_refused(saved: tuple[Plan, Path]) -> None:
     body = json.loads(saved[1].read_text())
-    body["plan"]["stages"][0]["micro_batch"] = 3
-    with pytest.raises(InvalidInput, match="micro_batch 3 does not divide batch 16"):
+    body["plan"]["stages"][0]["micro_batch"] = 17
+    with pytest.raises(InvalidInput, match="micro_batch is 17, must be 1 to batch 16"):
         Plan.load(edited(saved[1], **body))
 
 

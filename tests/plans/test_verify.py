@@ -56,7 +56,11 @@ CASES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "unknown op": (lambda p: stage(p, 0, ops=("nope",)), "'nope', which is not an operator"),
     "twice": (lambda p: stage(p, 1, ops=("b1.0", "b0.0")), "operator 'b0.0' is also in stage 'a'"),
     "left out": (lambda p: stage(p, 0, ops=("b0.0",)), "1 operators are not in any stage, first 'b0.1'"),
-    "micro-batch": (lambda p: stage(p, 1, micro_batch=3), "micro_batch 3 does not divide batch 8"),
+    "micro-batch": (lambda p: stage(p, 1, micro_batch=16), "micro_batch is 16, must be 1 to batch 8"),
+    "short micro-batch": (
+        lambda p: stage(replace(p, weights="stash"), 1, micro_batch=3),
+        "micro_batch 3 does not divide batch 8, as the weight policy 'stash' needs",
+    ),
     "degree": (lambda p: stage(p, 0, micro_batch=1, in_flight=4), "micro_batch 1 does not split over 2 devices"),
     "burst": (lambda p: stage(p, 0, burst=0), "burst is 0"),
     "in flight low": (lambda p: stage(p, 2, in_flight=2), "in_flight is 2, must be a multiple of micro_batch 4"),
@@ -81,8 +85,8 @@ CASES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "edge bytes of nothing": (lambda p: edges(p, (0, 1, 1.0), (0, 2, 1e3), (1, 2, 1e3)), "has 1 bytes per sample, but"),
     "left out two": (lambda p: stage(p, 2, ops=("join",)), "1 operators are not in any stage, first 'b1.1'"),
     "mini-batch": (lambda p: replace(p, batch_size=0), "batch_size: is 0, must be at least 1"),
-    "no micro-batch": (lambda p: stage(p, 1, micro_batch=0), "stage 'b': micro_batch 0 does not divide batch 8"),
-    "negative micro-batch": (lambda p: stage(p, 1, micro_batch=-1, in_flight=-1), "micro_batch -1 does not divide"),
+    "no micro-batch": (lambda p: stage(p, 1, micro_batch=0), "stage 'b': micro_batch is 0, must be 1 to batch 8"),
+    "negative micro-batch": (lambda p: stage(p, 1, micro_batch=-1, in_flight=-1), "micro_batch is -1, must be 1 to"),
     "in flight no multiple": (
         lambda p: stage(p, 2, in_flight=6),
         "in_flight is 6, must be a multiple of micro_batch 4 up to batch 8",

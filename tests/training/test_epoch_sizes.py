@@ -1,6 +1,7 @@
-"""A smaller last mini-batch that no micro-batches divide ended a training after its first epoch."""
+"""A mini-batch that a plan cannot train ended a training after its first epoch."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from threading import Event
 from types import SimpleNamespace
 from typing import Any, cast
@@ -27,15 +28,14 @@ def loader(samples: int, **options: Any) -> DataLoader[Any]:
 
 
 EPOCHS: dict[str, tuple[Epoch, Epoch]] = {
-    "list": (lambda _: [batch(8), batch(6)], lambda _: [batch(8), batch(5)]),
-    "generator": (lambda _: (batch(n) for n in (8, 8, 2)), lambda _: (batch(n) for n in (8, 8, 3))),
-    "loader": (lambda _: loader(20), lambda _: loader(21)),
+    "list": (lambda _: [batch(8), batch(6)], lambda _: [batch(8), batch(9)]),
+    "generator": (lambda _: (batch(n) for n in (8, 8, 2)), lambda _: (batch(n) for n in (8, 8, 9))),
 }
 
 
-def check(epoch: Epoch, steps: int | None = None) -> None:
+def check(epoch: Epoch, steps: int | None = None, weights: Any = "flush") -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-    plan = cut_plan(gp.capture(model, batch(4)[0]), batch_size=8, micro_batch=2)
+    plan = replace(cut_plan(gp.capture(model, batch(4)[0]), batch_size=8, micro_batch=2), weights=weights)
     task = gp.Task(
         module=model,
         example_inputs=batch(4)[0],
@@ -48,18 +48,25 @@ def check(epoch: Epoch, steps: int | None = None) -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", EPOCHS)
-def test_a_last_mini_batch_that_micro_batches_do_not_divide_is_found(kind: str) -> None:
-    divided, other = EPOCHS[kind]
-    check(divided)
-    with pytest.raises(gp.InvalidInput, match=r"epoch: the mini-batch has \d samples, the plan is for 8"):
-        check(other)
+def test_a_mini_batch_that_a_plan_cannot_train_is_found(kind: str) -> None:
+    smaller, larger = EPOCHS[kind]
+    check(smaller)
+    with pytest.raises(gp.InvalidInput, match=r"epoch: the mini-batch has 9 samples, the plan is for 8"):
+        check(larger)
+
+
+@pytest.mark.timeout(60)
+def test_a_smaller_mini_batch_without_a_flush_is_found_by_a_loaders_length() -> None:
+    check(lambda _: loader(21))
+    with pytest.raises(gp.InvalidInput, match="has 5 samples, the plan is for 8, and it updates weights without a"):
+        check(lambda _: loader(21), weights="stash")
 
 
 @pytest.mark.timeout(60)
 def test_what_a_training_does_not_reach_or_a_loader_drops_is_no_fault() -> None:
     check(EPOCHS["generator"][1], steps=2)
-    check(EPOCHS["loader"][1], steps=2)
-    check(lambda _: loader(21, drop_last=True))
+    check(lambda _: loader(21), steps=2, weights="stash")
+    check(lambda _: loader(21, drop_last=True), weights="stash")
 
 
 @pytest.mark.timeout(60)

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments
-from transformers.trainer_utils import has_length
 
 from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable
 from graphpipe.errors import InvalidInput
-from graphpipe.integrations.gradient_pipeline import GradientPipeline, fills
+from graphpipe.integrations.gradient_pipeline import GradientPipeline
 from graphpipe.integrations.plan_choice import PlanChoice, PlanFunction
 from graphpipe.integrations.transformers.arguments import PRECISIONS, check_arguments, of_one_step
 from graphpipe.integrations.transformers.model_stand_in import ModelStandIn
@@ -184,16 +183,9 @@ class PipelineTrainer(Trainer):
         with world.closing_on_error():
             self.plan = self._choice.agree(trained.captured.captured, self.model, self.args.train_batch_size, world)
             world.leave()
-        self._check_last_batch(self.plan)
         gradients = GradientPipeline(self.plan, self.model, trained.loss_fn, options)
         gradients.begin_after(self.state.global_step)
         return gradients
-
-    def _check_last_batch(self, plan: Plan) -> None:
-        samples = len(self.train_dataset) if has_length(self.train_dataset) else 0
-        last = samples % plan.batch_size
-        if last and not self.args.dataloader_drop_last and self.state.max_steps * plan.batch_size > samples:
-            fills(plan, last)
 
     def _loss_of_outputs(self, outputs: Mapping[str, Any], inputs: dict[str, Any], items: Any) -> Tensor:
         model: Any = ModelStandIn(self.model, lambda _: outputs)

@@ -57,7 +57,7 @@ def bottleneck_bound(
 
 
 def step_bound(problem: Problem, *, shared: bool = True, sharded: bool = False) -> float:
-    """Return a lower bound on the step seconds of every synchronous plan.
+    """Return a lower bound on the step seconds of every synchronous plan whose micro-batches divide the mini-batch.
 
     It is the larger of the bottleneck bound and a path bound. The path bound of an operator adds the forwards of one
     sample on the longest path to it, its own work on the mini-batch, and the input gradients on the longest path back.
@@ -112,7 +112,7 @@ def gap_percent(plan: Plan, prediction: Prediction) -> float:
     If the plan shares devices among stages, the bound covers plans that share them and plans that do not; otherwise
     only plans that do not share them. It covers plans whose replicas shard their state only if those of the plan do
     (`plans_of_gap`). All of them split the same operators. No plan that it covers has replicas that several devices
-    share, so one that has them may be faster than the bound: then the result is negative.
+    share, or a short last micro-batch, so one that has them may be faster than the bound: then the result is negative.
     """
     bound = step_bound(_problem(plan), shared=most_stages_per_device(plan) > 1, sharded=plan.shards_state)
     return 100.0 * (prediction.step_seconds / bound - 1.0) if bound else 0.0
@@ -127,6 +127,8 @@ def plans_of_gap(plan: Plan) -> str:
         limits.append("whole state in every replica")
     if plan.shares_replicas:
         limits.append("one device for each replica")
+    if any(plan.batch_size % stage.micro_batch for stage in plan.stages):
+        limits.append("equal micro-batches")
     return f"every plan with {' and '.join(limits)}" if limits else "every plan"
 
 

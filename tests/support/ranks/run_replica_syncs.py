@@ -118,6 +118,38 @@ def train(cut: str, kind: str, steps: int = 3, **options: Any) -> dict[str, Any]
     }
 
 
+def train_smaller(cut: str, kinds: list[str], sizes: list[int]) -> dict[str, dict[str, Any] | str]:
+    """Train on mini-batches of these sizes with each engine; return losses and last gradients, or what was refused."""
+    found: dict[str, dict[str, Any] | str] = {}
+    for kind in kinds:
+        pipeline, _ = pipeline_of(cut, kind, clip_norm=None)
+        with pipeline:
+            try:
+                losses = [pipeline.step(*fan_batch(size)) for size in sizes]
+            except InvalidInput as error:
+                found[kind] = str(error)
+                continue
+            gradients = {name: each.clone() for name, each in pipeline.gradients().items() if each is not None}
+        found[kind] = {"losses": losses, "gradients": gradients}
+    return found
+
+
+def train_smaller_unpartitioned(sizes: list[int]) -> dict[str, Any]:
+    """Return what `train_smaller` returns, of plain PyTorch."""
+    model = model_of()
+    optimizer = two_groups([each for each in model.parameters() if each.requires_grad])
+    losses: list[float] = []
+    for size in sizes:
+        inputs, targets = fan_batch(size)
+        optimizer.zero_grad()
+        loss = cross_entropy(model(**inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    gradients = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    return {"losses": losses, "gradients": gradients}
+
+
 def train_all(cut: str, kinds: list[str], schedules: list[str], options: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Train with each engine under each schedule, one after another."""
     return {
