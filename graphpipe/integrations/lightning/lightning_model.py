@@ -9,7 +9,7 @@ from torch import Tensor
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Origin
 from graphpipe.graph import Precision as PrecisionName
-from graphpipe.integrations.gradient_pipeline import GradientPipeline, fills
+from graphpipe.integrations.gradient_pipeline import GradientPipeline
 from graphpipe.integrations.lightning.logged_values import LoggedValues
 from graphpipe.integrations.lightning.namespace import LightningModule
 from graphpipe.integrations.lightning.step_calls import Scalar, StepCalls
@@ -73,11 +73,6 @@ class LightningModel:
 
     def pipeline(self, plan: Plan, options: PipelineOptions) -> GradientPipeline:
         """Return the pipeline of a plan."""
-        loader: Any = self.module.trainer.train_dataloader
-        if not getattr(loader, "drop_last", True) and hasattr(loader.dataset, "__len__"):
-            last = len(loader.dataset) % plan.batch_size
-            if last:
-                fills(plan, last)
         return GradientPipeline(plan, self.calls.called, self.loss_fn, replace(options, captured=self.captured))
 
     def train(self, gradients: GradientPipeline, given: tuple[Any, ...]) -> float:

@@ -41,7 +41,8 @@ def build_segment(plan: Plan, mini_batches: int) -> Schedule:
 
     Raises:
         InvalidInput: the number of mini-batches is not positive, the plan's schedule cannot go on without a flush, or
-            the plan's samples in flight or versions are too few.
+            the plan's samples in flight or versions are too few, or a stage's micro-batches do not divide the
+            mini-batch.
     """
     segment = build_unverified_segment(plan, mini_batches)
     verify(plan, segment)
@@ -79,8 +80,8 @@ def _check_divides(plan: Plan) -> None:
     for stage in plan.stages:
         if plan.batch_size % stage.micro_batch:
             raise InvalidInput(
-                f"micro_batch {stage.micro_batch} does not divide batch {plan.batch_size}, as a segment of several "
-                "mini-batches needs",
+                f"micro_batch {stage.micro_batch} does not divide batch {plan.batch_size}, as segments of several "
+                "mini-batches need",
                 where=f"stage '{stage.name}'",
                 remedy="Train step by step, or plan with a micro_batch that divides it.",
             )

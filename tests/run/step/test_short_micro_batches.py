@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import graphpipe as gp
+from graphpipe.balance.block_sizes import block_sizes
+from graphpipe.exporters.registry import EXPORTERS
 from graphpipe.graph import Graph
 from graphpipe.plans.sharding import count_micro_batches
 from graphpipe.simulator.predicted_step import predict
@@ -133,12 +134,14 @@ def test_a_plan_file_a_checkpoint_and_a_recorded_step_keep_it(tmp_path: Path) ->
 
 def test_what_needs_equal_micro_batches_says_so() -> None:
     plan = plan_of(PLANS["equal sizes"])
-    with pytest.raises(gp.InvalidInput, match="does not divide batch 7, as a segment of several mini-batches needs"):
-        simulate(plan, 2)
+    with pytest.raises(gp.InvalidInput, match="does not divide batch 7, as segments of several mini-batches need"):
+        simulate(plan, mini_batches=2)
+    assert block_sizes(plan_of(PLANS["replicas"])) == ()  # a balanced order is one of equal blocks
+    options = gp.PipelineOptions(weights="stash")
     with pytest.raises(gp.InvalidInput, match="as the weight policy 'stash' needs"):
-        gp.Pipeline(replace(plan, weights="stash"), model(), nn.functional.cross_entropy, lambda p: torch.optim.SGD(p))
+        gp.Pipeline(plan, model(), nn.functional.cross_entropy, torch.optim.SGD, options=options)
     with pytest.raises(gp.InvalidInput, match="micro-batches of 3 leave 1 of 7 samples for the last one, and the"):
-        gp.export(plan, "torch-pipelining")
+        EXPORTERS["torch-pipelining"].write(plan)
 
 
 def test_planners_try_such_sizes_for_a_prime_mini_batch_and_take_one_that_is_asked_for() -> None:

@@ -22,6 +22,8 @@ from run_replica_syncs import (
     save_shared,
     state_bytes,
     train_all,
+    train_smaller,
+    train_smaller_unpartitioned,
     train_unpartitioned,
 )
 from run_short_memory import BATCH, large_layer, samples, train_plainly, train_planned
@@ -67,6 +69,20 @@ def test_every_synchronisation_trains_like_the_unpartitioned_model(cut: str, tmp
             assert_alike(outcome[label], expected)
             seen |= outcome[label]["gradients"].keys()
         assert seen == expected["gradients"].keys(), label
+
+
+def test_smaller_mini_batches_leave_some_replicas_without_a_sample(tmp_path: Path) -> None:
+    """Only an evaluation could do that. Training refused every mini-batch that micro-batches did not divide."""
+    sizes = [12, 7, 1]
+    kinds, waiting = ["allreduce", "fsdp2", "allreduce, zero", "planned"], ["ddp", "fsdp2-layers"]
+    expected = train_smaller_unpartitioned(sizes)
+    for outcome in values(run_ranks(train_smaller, 4, tmp_path, "four", kinds + waiting, sizes, seconds=200)):
+        for kind in kinds:
+            assert outcome[kind]["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+            assert_close(outcome[kind]["gradients"], expected["gradients"])
+        for kind in waiting:
+            assert "leave 3 of 7 samples for the last one of stage" in outcome[kind]
+            assert "engine='allreduce'" in outcome[kind]
 
 
 @pytest.mark.parametrize(
