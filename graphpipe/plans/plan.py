@@ -30,9 +30,8 @@ from graphpipe.plans.verify import verify
 # No slots: the derived look-ups below are cached properties.
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How a cluster computes one mini-batch of a graph.
+    """How a cluster computes one mini-batch of a graph. A file of it is enough to verify, simulate, report and run it.
 
-    A plan holds its graph, cluster and costs, so that a plan file is enough to verify, simulate, report and run it.
     Construction does not check the stages; `graphpipe.plans.verify.verify` does.
     """
 
@@ -47,8 +46,7 @@ class Plan:
     edges: tuple[StageEdge, ...]
     schedule: str = "1f1b"
     weights: WeightPolicy = "flush"
-    """Which weights tasks use. `flush`: the pipeline drains after every mini-batch. Otherwise, the next follows at
-    once."""
+    """Which weights tasks use. `flush`: the pipeline drains after each mini-batch. If not, the next follows at once."""
     predictor: Predictor = ""
     """What predicts the weights under the policy `predict`."""
     planner: str = "hand"
@@ -137,9 +135,7 @@ class Plan:
     @cached_property
     def tied_gradients(self) -> tuple[TiedGradients, ...]:
         """The gradients of parameters that several stages share."""
-        if not self.trains:
-            return ()
-        return tied_gradients_of(self.graph, self.stages)
+        return tied_gradients_of(self.graph, self.stages) if self.trains else ()
 
     def tied_parameters(self, stage: int) -> frozenset[str]:
         """Return the names of the parameters that a stage shares with other stages."""
@@ -159,9 +155,9 @@ class Plan:
             loads: as for `CostModel.task_seconds`.
             samples: that the device computes; None: its share of a whole micro-batch.
         """
-        here, costs = self.stages[stage], self.costs_of(stage)
-        samples = here.micro_batch / here.degree if samples is None else samples
-        seconds = costs.task_seconds(here.ops, device, samples, here.recompute, loads)
+        here = self.stages[stage]
+        share = here.micro_batch / here.degree if samples is None else samples
+        seconds = self.costs_of(stage).task_seconds(here.ops, device, share, here.recompute, loads)
         if here.state != "layers" or here.degree == 1:
             return seconds
         gather, reduce = self._exchange_seconds(stage)
@@ -214,8 +210,7 @@ class Plan:
         return ring.gather_work_seconds(count) if self.stages[stage].state == "all" else ring.reduce_work_seconds(count)
 
     def gather_seconds(self, stage: int) -> float:
-        """Return the seconds in which the replicas of a stage gather its weights before the first task, if they shard
-        them."""
+        """Return the seconds in which replicas that shard the weights of a stage gather them before the first task."""
         return self._ring(stage).gather_seconds(self._gathered_bytes(stage))
 
     def gather_work_seconds(self, stage: int) -> float:

@@ -13,7 +13,7 @@ from graphpipe.graph import Graph
 from graphpipe.graph.splits.verify_splits import check_splits
 from graphpipe.plans.stage import OTHER_BACKWARDS, PlanFields, WeightPolicy
 from graphpipe.plans.verify_memory import RELATIVE, check_memory, check_neighbours, submodule
-from graphpipe.plans.verify_ranks import check_ranks
+from graphpipe.plans.verify_ranks import check_devices, check_ranks
 
 _FEW = 40
 """Names that an error may list."""
@@ -33,7 +33,7 @@ def verify(plan: PlanFields) -> None:
     stage_of = _check_partition(plan)
     _check_batches(plan)
     _check_weights(plan)
-    _check_devices(plan)
+    check_devices(plan)
     check_ranks(plan)
     _check_convex(plan, stage_of)
     _check_edges(plan, stage_of)
@@ -83,15 +83,11 @@ def _check_batches(plan: PlanFields) -> None:
     for stage in plan.stages:
         where = f"stage '{stage.name}'"
         if not 1 <= stage.micro_batch <= plan.batch_size:
-            what = f"micro_batch is {stage.micro_batch}, must be 1 to batch {plan.batch_size}"
-            raise InvalidInput(what, where=where)
+            raise InvalidInput(f"micro_batch is {stage.micro_batch}, must be 1 to batch {plan.batch_size}", where=where)
         if plan.batch_size % stage.micro_batch and plan.weights != "flush":
-            raise InvalidInput(
-                f"micro_batch {stage.micro_batch} does not divide batch {plan.batch_size}, as the weight policy "
-                f"'{plan.weights}' needs",
-                where=where,
-                remedy="Choose a micro-batch that divides it, or the weight policy 'flush'.",
-            )
+            what = f"micro_batch {stage.micro_batch} does not divide batch {plan.batch_size}"
+            remedy = "Choose a micro-batch that divides it, or the weight policy 'flush'."
+            raise InvalidInput(f"{what}, as the weight policy '{plan.weights}' needs", where=where, remedy=remedy)
         replicas = max(1, len(stage.devices) // max(1, stage.tensor))
         if stage.micro_batch % replicas:
             what = f"{replicas} {'devices' if stage.tensor == 1 else 'replicas'}"
@@ -148,23 +144,6 @@ def _check_unshared(plan: PlanFields) -> None:
                     f"'{plan.weights}' stages update at different times",
                     where="weights",
                     remedy="Put its operators into one stage, or set weights to 'flush'.",
-                )
-
-
-def _check_devices(plan: PlanFields) -> None:
-    """C3: devices of the cluster, each at most once in a stage. The memory of several stages on a device is summed."""
-    for stage in plan.stages:
-        where = f"stage '{stage.name}'"
-        if not stage.devices:
-            raise InvalidInput("has no device", where=where)
-        if len(set(stage.devices)) < len(stage.devices):
-            raise InvalidInput(f"lists a device twice: {list(stage.devices)}", where=where)
-        for device in stage.devices:
-            if not 0 <= device < len(plan.cluster.devices):
-                raise InvalidInput(
-                    f"uses device {device}, but cluster '{plan.cluster.name}' has devices "
-                    f"0 to {len(plan.cluster.devices) - 1}",
-                    where=where,
                 )
 
 

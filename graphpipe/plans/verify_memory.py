@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from graphpipe.costs import Temporaries
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.plans.stage import PlanFields, Stage
-from graphpipe.plans.verify_ranks import of_rank
+from graphpipe.plans.verify_ranks import of_rank, replica_of
 from graphpipe.units import format_bytes
 
 RELATIVE = 1e-6
@@ -105,16 +105,6 @@ def _exchanging(plan: PlanFields) -> set[tuple[int, int]]:
     for stage in plan.stages:
         pairs.update(zip(stage.devices, stage.offload_to, strict=False))
     return pairs
-
-
-def replica_of(plan: PlanFields, stage: Stage, sample: int) -> int:
-    """Return the replica of a stage that computes a sample of the mini-batch.
-
-    Of n samples of a micro-batch, replica r of d begins with sample n r / d, rounded down.
-    """
-    inside = sample % stage.micro_batch
-    count = min(stage.micro_batch, plan.batch_size - sample + inside)
-    return ((inside + 1) * stage.degree - 1) // count
 
 
 def check_neighbours(plan: PlanFields) -> None:

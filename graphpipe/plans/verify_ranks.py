@@ -1,4 +1,4 @@
-"""Verify the devices that share replicas. Everything is derived only from the plan's graph, cluster and stages."""
+"""Verify the devices of stages and replicas. Everything is derived only from the plan's graph, cluster and stages."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -11,6 +11,37 @@ from graphpipe.plans.stage import PlanFields, Predictor, Stage, StageEdge, Weigh
 
 BY_HAND = "hand"
 """The planner of plans that a person wrote."""
+
+
+def check_devices(plan: PlanFields) -> None:
+    """Check that stages have devices of the cluster, each at most once (C3). The memory of several stages is summed.
+
+    Raises:
+        InvalidInput: a stage has none, one twice, or one that does not exist.
+    """
+    for stage in plan.stages:
+        where = f"stage '{stage.name}'"
+        if not stage.devices:
+            raise InvalidInput("has no device", where=where)
+        if len(set(stage.devices)) < len(stage.devices):
+            raise InvalidInput(f"lists a device twice: {list(stage.devices)}", where=where)
+        for device in stage.devices:
+            if not 0 <= device < len(plan.cluster.devices):
+                raise InvalidInput(
+                    f"uses device {device}, but cluster '{plan.cluster.name}' has devices "
+                    f"0 to {len(plan.cluster.devices) - 1}",
+                    where=where,
+                )
+
+
+def replica_of(plan: PlanFields, stage: Stage, sample: int) -> int:
+    """Return the replica of a stage that computes a sample of the mini-batch.
+
+    Of n samples of a micro-batch, replica r of d begins with sample n r / d, rounded down.
+    """
+    inside = sample % stage.micro_batch
+    count = min(stage.micro_batch, plan.batch_size - sample + inside)
+    return ((inside + 1) * stage.degree - 1) // count
 
 
 def check_ranks(plan: PlanFields) -> None:

@@ -272,10 +272,9 @@ def _worker(
     options: PipelineOptions,
     syncs: StageSyncs,
 ) -> StageWorker:
-    plan = placement.plan
-    stages = [stage.name for stage in plan.stages]
+    stages = [stage.name for stage in placement.plan.stages]
     monitor = StatusReporter.of(world.rank, stages, world.device, options.faults, options.fault_log)
-    check_schedule(syncs.names, plan, tasks.split_stages, placement, lowered)
+    check_schedule(syncs.names, placement.plan, tasks.split_stages, placement, lowered)
     worker = build_worker(programs, placement, world, monitor, tasks, lowered, options, syncs.names)
     worker.messages.open(communicating_pairs(lowered, placement))
     return worker

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.plans.sharding import SampleRange, sample_range
-from graphpipe.plans.verify_memory import replica_of
+from graphpipe.plans.verify_ranks import replica_of
 from graphpipe.schedule.schedule import Schedule, StageTask
 
 _ROUNDING = 1e-6

@@ -4,7 +4,8 @@ from collections.abc import Collection, Iterator
 
 from graphpipe.plans import Plan, Stage
 from graphpipe.plans.sharding import SampleRange
-from graphpipe.plans.verify_memory import RELATIVE, replica_of
+from graphpipe.plans.verify_memory import RELATIVE
+from graphpipe.plans.verify_ranks import replica_of
 from graphpipe.schedule.actions import (
     Action,
     Compute,
