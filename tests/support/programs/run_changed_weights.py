@@ -34,7 +34,8 @@ def batches() -> list[tuple[Tensor, Tensor]]:
 
 def plan_of(kind: str, model: nn.Module) -> gp.Plan:
     graph, cluster = gp.capture(model, batches()[0][0]), gp.Cluster.preset("local:2")
-    names, options = [op.name for op in graph.ops], {"split": ["1:2"]} if kind == "split" else {}
+    names = [op.name for op in graph.ops]
+    options: dict[str, Any] = {"split": ["1:2"]} if kind == "split" else {}
     stages = [gp.HandStage(ops=("*",), devices=(0, 1), micro_batch=4)]
     if kind in ("split", "cut"):
         parts = (("0", "1.part0"), ("1.part1", "1", "3")) if kind == "split" else (names[:-1], names[-1:])
