@@ -38,6 +38,7 @@ def resume(folder: Path, then: Sequence[str], now: Sequence[str]) -> dict[str, t
     ("then", "now", "found"),
     [
         ([], ["optimizer.name=sgd"], "optimizer.name: the run was trained with adamw"),
+        ([], ["optimizer.groups=[{match=['*'], name='sgd'}]"], "optimizer.groups: give parameters other classes"),
         (
             [],
             ["optimizer.arguments.amsgrad=true"],

@@ -30,6 +30,9 @@ def check_optimizer(then: OptimizerSettings, now: OptimizerSettings, changed: Ch
             where="optimizer.name",
             remedy=f"Choose {then.name}, {_OTHERWISE}",
         )
+    if _named(then) != _named(now):
+        what = "give parameters other classes than the run had, and its checkpoint has no state of these"
+        raise InvalidInput(what, where="optimizer.groups", remedy=f"Name the same classes, {_OTHERWISE}")
     keys = [key for key in changed if key.startswith("optimizer.") and key not in ("optimizer.lr", *_APPLIED)]
     if keys and not _goes_on(then, now):
         was, now_is = changed[keys[0]]
@@ -82,15 +85,21 @@ def check_own(changed: Changed, sections: Mapping[str, bool]) -> None:
             )
 
 
+def _named(settings: OptimizerSettings) -> list[tuple[tuple[str, ...], tuple[str, ...], str]]:
+    # The patterns of each group that has a class of its own, and the class.
+    groups = [group for group in settings.groups if group.name is not None]
+    return [(group.match, group.modules, (group.name or "").lower()) for group in groups]
+
+
 def _goes_on(then: OptimizerSettings, now: OptimizerSettings) -> bool:
     # Whether a step of the one leaves the state that a step of the other reads.
     parameter = nn.Parameter(torch.zeros(1, 1))
     parameter.grad = torch.ones_like(parameter)
     try:
         with without_compiler():
-            built = optimizer_class(then.name)([parameter], **then.given)
+            built = optimizer_class(then.name)([parameter], **then.given_to(then.name))
             built.step()
-            later = optimizer_class(now.name)([nn.Parameter(torch.zeros(1, 1))], **now.given).defaults
+            later = optimizer_class(now.name)([nn.Parameter(torch.zeros(1, 1))], **now.given_to(now.name)).defaults
             for group in built.param_groups:
                 group.update({name: value for name, value in later.items() if name in group})
             built.step()
