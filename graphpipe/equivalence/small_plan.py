@@ -11,14 +11,17 @@ from graphpipe.schedule.segments.planned_versions import in_flight_of
 
 LEAST_ROWS = 2
 """Samples of a micro-batch on one replica, where the plan has as many: some operations need two."""
+LEAST_SAMPLES = 4
+"""Samples of a mini-batch, where the plan has as many: of two, a mean over classes is one over samples, for example."""
 
 
 def small_plan(plan: Plan) -> Plan:
     """Return the plan with the smallest mini-batch that divides as its own does.
 
-    Every stage has at least two micro-batches, unless the plan gives it the whole mini-batch. Micro-batches keep their
-    sizes relative to each other. What changes only where and when something is computed, and not what, is left out:
-    sharded state, weight policies, backends, and where a stage rests what it offloads.
+    It has four samples or more. Every stage has at least two micro-batches, unless the plan gives it the whole
+    mini-batch. Micro-batches keep their sizes relative to each other. What changes only where and when something is
+    computed, and not what, is left out: sharded state, weight policies, backends, and where a stage rests what it
+    offloads.
     """
     sizes = [stage.micro_batch for stage in plan.stages]
     parts = [n for n, size in enumerate(sizes) if size < plan.batch_size]
@@ -26,6 +29,8 @@ def small_plan(plan: Plan) -> Plan:
     smaller = {n: sizes[n] // factor for n in parts}
     degrees = [stage.degree for n, stage in enumerate(plan.stages) if n not in smaller]
     batch_size = math.lcm(*(2 * size for size in smaller.values()), *degrees)
+    if smaller and plan.batch_size >= LEAST_SAMPLES:
+        batch_size *= -(-LEAST_SAMPLES // batch_size)
     if not parts:
         batch_size *= -(-LEAST_ROWS * max(degrees) // batch_size)
     stages = [

@@ -72,3 +72,16 @@ def test_without_a_branch_the_first_samples_are_trained() -> None:
     )
     assert doubtful_rows(given).outputs[ROWS].tolist() == [0, 1, 2, 3]
     assert gp.check(plan, model, nn.functional.cross_entropy, samples(), torch.arange(12) % 3).equal
+
+
+def by_class(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean over classes of the mean loss of each."""
+    losses = nn.functional.cross_entropy(outputs, targets, reduction="none")
+    return torch.stack([losses[targets == each].mean() for each in targets.unique()]).mean()
+
+
+def test_a_mean_over_classes_is_found_in_micro_batches_of_one() -> None:
+    """Of two samples it is the mean over samples, and no more were trained."""
+    plan, model = subject(lambda x: True, 1)
+    found = gp.check(plan, model, by_class, samples(), torch.tensor([0, 0, 0, 1] * 3))
+    assert found.level == "micro-batches"
