@@ -80,9 +80,9 @@ def test_ranks_with_different_lengths_stop_before_any_message(tmp_path: Path) ->
 
 
 def test_a_mini_batch_that_one_rank_cannot_use_is_an_error_on_all_ranks(tmp_path: Path) -> None:
-    message = values(run_ranks(disagree, 2, tmp_path, "two", 16, 7))
-    assert message[1].startswith("InvalidInput: step: the mini-batch has 7 samples, the plan is for 12")
-    assert "rank 1 cannot use its mini-batch (the mini-batch has 7 samples" in message[0]
+    message = values(run_ranks(disagree, 2, tmp_path, "two", 16, 13))
+    assert message[1].startswith("InvalidInput: step: the mini-batch has 13 samples, the plan is for 12")
+    assert "rank 1 cannot use its mini-batch (the mini-batch has 13 samples" in message[0]
 
 
 def test_a_length_that_changes_the_models_graph_is_refused() -> None:

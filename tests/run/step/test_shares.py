@@ -104,7 +104,7 @@ def test_what_a_share_lacks_or_has_too_much_of_is_named() -> None:
         "target 0 has 3 rows": changed(share, targets=torch.zeros(3)),
         "in the example it is float32": changed(share, inputs={"x": x.double(), "tokens": tokens}),
         "in the example it is int64[4]": changed(share, inputs={"x": x, "tokens": tokens[:, :3]}),
-        "has 11 samples, the plan is for 12": changed(share, samples=share.samples[1:]),
+        "has 13 samples, the plan is for 12": changed(share, samples=[*share.samples, share.samples[0]]),
         "has no samples": changed(share, samples=[]),
         "not a tensor": changed(share, inputs={"x": x.tolist(), "tokens": tokens}),
     }.items():
