@@ -11,9 +11,12 @@ from torch.utils.data import DataLoader, IterableDataset
 from graphpipe.errors import InvalidInput
 from graphpipe.model.inputs import name_inputs
 from graphpipe.plans import Plan
+from graphpipe.run.comm.rank_placement import RankPlacement
 from graphpipe.run.device.random_state import RandomState
+from graphpipe.run.weights.check_sync import check_samples
+from graphpipe.run.weights.stage_syncs import StageSyncs
 from graphpipe.run.worker.smaller_batches import smaller_plan
-from graphpipe.training.config.settings import TrainConfig
+from graphpipe.training.config.settings import TrainConfig, TrainSettings
 from graphpipe.training.task.task import Task, as_batch
 
 _SECONDS = 2.0
@@ -21,7 +24,7 @@ _SECONDS = 2.0
 
 
 def check_sizes(config: TrainConfig, task: Task, plan: Plan) -> None:
-    """Check that the micro-batches of a plan divide every mini-batch of the first epoch, as far as a training goes.
+    """Check that a plan can train every mini-batch of the first epoch, as far as a training goes.
 
     The last size of a `DataLoader` is known. Other epochs are read for a while, which may find nothing.
 
@@ -31,7 +34,7 @@ def check_sizes(config: TrainConfig, task: Task, plan: Plan) -> None:
         plan: to be run.
 
     Raises:
-        InvalidInput: they do not divide one.
+        InvalidInput: it cannot train one.
     """
     if task.epoch is None:
         return
@@ -40,14 +43,16 @@ def check_sizes(config: TrainConfig, task: Task, plan: Plan) -> None:
         epoch = cast("object", task.epoch(0, config.train.batch_size, config.train.seed))
         left = _left_over(epoch, steps := config.train.steps)
         for size in _read_sizes(plan, cast("Iterable[object]", epoch), steps) if left is None else left:
-            _check(plan, size)
+            _check(plan, size, config.train)
     finally:
         random.restore()
 
 
-def _check(plan: Plan, size: int) -> None:
+def _check(plan: Plan, size: int, settings: TrainSettings) -> None:
+    syncs = StageSyncs.of(plan, settings.engine, shard_optimizer=settings.shard_optimizer)
     try:
-        smaller_plan(plan, size)
+        smaller = smaller_plan(plan, size)
+        check_samples(syncs.names, smaller, RankPlacement.of(smaller, len(plan.used_devices)))
     except InvalidInput as error:
         raise InvalidInput(error.what, where="epoch", remedy=error.remedy) from None
 

@@ -196,7 +196,7 @@ def test_targets_may_be_a_tree() -> None:
 @pytest.mark.parametrize(
     ("samples", "targets", "message"),
     [
-        (10, 10, "the mini-batch has 10 samples, the plan is for 12"),
+        (14, 14, "the mini-batch has 14 samples, the plan is for 12"),
         (12, 11, "target 0 holds 11 samples, input 'x' holds 12"),
     ],
 )

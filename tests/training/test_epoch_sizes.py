@@ -33,16 +33,22 @@ EPOCHS: dict[str, tuple[Epoch, Epoch]] = {
 }
 
 
-def check(epoch: Epoch, steps: int | None = None, weights: Any = "flush") -> None:
+def check(epoch: Epoch, steps: int | None = None, weights: Any = "flush", engine: str = "") -> None:
+    """Check the sizes of an epoch; with an engine, for two replicas with micro-batches of 4 that it synchronises."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-    plan = replace(cut_plan(gp.capture(model, batch(4)[0]), batch_size=8, micro_batch=2), weights=weights)
+    graph, cluster = gp.capture(model, batch(4)[0]), gp.Cluster.preset("local:2")
+    plan = replace(cut_plan(graph, batch_size=8, micro_batch=2), weights=weights)
+    if engine:
+        stages = [gp.HandStage(ops=("*",), devices=(0, 1), micro_batch=4)]
+        plan = gp.hand_plan(graph, gp.estimate(graph, cluster), cluster, batch_size=8, stages=stages)
     task = gp.Task(
         module=model,
         example_inputs=batch(4)[0],
         loss_fn=nn.functional.cross_entropy,
         epoch=lambda number, batch_size, seed: epoch(number),
     )
-    config = SimpleNamespace(train=SimpleNamespace(batch_size=8, seed=0, steps=steps))
+    train = SimpleNamespace(batch_size=8, seed=0, steps=steps, engine=engine or "allreduce", shard_optimizer=False)
+    config = SimpleNamespace(train=train)
     check_sizes(cast("Any", config), task, plan)
 
 
@@ -60,6 +66,16 @@ def test_a_smaller_mini_batch_without_a_flush_is_found_by_a_loaders_length() -> 
     check(lambda _: loader(21))
     with pytest.raises(gp.InvalidInput, match="has 5 samples, the plan is for 8, and it updates weights without a"):
         check(lambda _: loader(21), weights="stash")
+
+
+@pytest.mark.timeout(60)
+def test_a_mini_batch_in_which_a_replica_has_no_sample_is_found_where_the_engine_needs_one() -> None:
+    """The ranks met it at the end of the epoch."""
+    check(lambda _: loader(21), engine="allreduce")
+    with pytest.raises(
+        gp.InvalidInput, match=r"epoch: micro-batches of 4 leave 1 of 5 samples .* which has 2 replicas"
+    ):
+        check(lambda _: loader(21), engine="ddp")
 
 
 @pytest.mark.timeout(60)
