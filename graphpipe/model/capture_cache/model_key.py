@@ -57,8 +57,10 @@ def _packages(names: Iterable[str]) -> list[object]:
 
 
 def _settings_of_torch() -> list[object]:
-    # Capturing sets a variable of the compiler, which has no part in captures.
-    names = sorted(name for name in os.environ if "TORCH" in name and "INDUCTOR" not in name)
+    # Capturing sets a variable of the compiler, and starting ranks sets those of TorchElastic, another one for each run.
+    # They have no part in captures.
+    others = ("INDUCTOR", "TORCHELASTIC")
+    names = sorted(name for name in os.environ if "TORCH" in name and not any(each in name for each in others))
     defaults = [str(torch.get_default_dtype()), str(torch.get_default_device())]
     return [*defaults, torch.is_autocast_enabled("cpu"), [[name, os.environ[name]] for name in names]]
 

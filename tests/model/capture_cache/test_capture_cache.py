@@ -96,6 +96,8 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[Captured]:
 def test_the_second_capture_is_read_and_runs_like_the_first(folder, captures, monkeypatch) -> None:
     first = cached_capture(*load(folder, monkeypatch), folder / "cache")
     module, inputs = load(folder, monkeypatch)  # with other random weights
+    # Under torchrun, which sets another one for each run, nothing was ever read again.
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another")
     second = cached_capture(module, inputs, folder / "cache")
     assert len(captures) == 1
     assert second.graph == first.graph == gp.capture(module, inputs)
@@ -282,8 +284,9 @@ def test_a_module_is_the_users_wherever_its_link_is(tmp_path: Path, monkeypatch:
     (installed / "linked.py").symlink_to(own / "code.py")
     (installed / "folder").symlink_to(own)
     monkeypatch.setattr(user_modules, "_INSTALLED", [installed])
-    # Its memory of folders would outlive this test: tests after it took torch for the user's own.
+    # Its memories of folders and files would outlive this test: tests after it took torch for the user's own.
     monkeypatch.setattr(user_modules, "_is_installed", cache(user_modules._is_installed.__wrapped__))
+    monkeypatch.setattr(user_modules, "_is_own", cache(user_modules._is_own.__wrapped__))
     monkeypatch.chdir(own)
     files = {
         "relative": "code.py",
