@@ -143,7 +143,7 @@ def test_a_rank_that_is_lost_after_the_results_were_written_is_not_an_error(
     assert "rank 1: was stopped. The other ranks were stopped. The results were written before" in ran.out + ran.err
 
 
-@pytest.mark.parametrize("word", ["plan.micro_batch=5", "plan.planner=grafpipe", "plan.schedule=zb-h2"])
+@pytest.mark.parametrize("word", ["plan.micro_batch=500", "plan.planner=grafpipe", "plan.schedule=zb-h2"])
 def test_plan_settings_are_checked_before_profiling(run: Run, config: Path, word: str) -> None:
     ran = run("train", config, word, "plan.costs=profile")
     assert (ran.code, ran.out) == (2, "")

@@ -102,7 +102,7 @@ def test_a_step_takes_the_links_of_its_levels() -> None:
 
 def test_replicas_add_up_over_the_slowest_level_of_their_ring() -> None:
     # A ring of 2 adds up 10 bytes of gradients with 2 messages of 5 bytes, one after the other, at 2 bytes/s.
-    given = make_plan([Part(degree=2, parameter_bytes=10.0, micro_batch=1)], batch_size=2)
+    given = make_plan([Part(degree=2, parameter_bytes=10.0, micro_batch=2)], batch_size=2)
     for nodes, latency in (("aa", 1), ("ab", 4), ("ac", 16)):
         placed = replace(given, cluster=racks(nodes, nodes.replace("c", "").replace("aa", "a")))
         assert simulate(placed).step_seconds == pytest.approx(3 + 2 * (latency + 5 / 2))

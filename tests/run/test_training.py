@@ -157,12 +157,13 @@ def test_a_stage_may_begin_in_place() -> None:
         torch.testing.assert_close(pipeline.gradients()[name], parameter.grad, rtol=1e-5, atol=1e-7)
 
 
-def test_replicas_end_a_step_with_the_same_weights_and_buffers() -> None:
+def test_replicas_begin_a_step_with_the_same_weights_and_buffers() -> None:
     model = fan(dropout=0.5, norm=True)
     inputs, _ = fan_batch()
     plan = plan_of(model, inputs, STAGES["replicas"], BATCH)
     pipeline = Pipeline(plan, hand_split(model, plan, inputs), cross_entropy, sgd)
     pipeline.step(*fan_batch())
+    pipeline._parts.batches.user.take()  # pyright: ignore[reportPrivateUsage]
     first, second = (replica.program.module for replica in pipeline._worker.of_stage(0))  # pyright: ignore[reportPrivateUsage]
     assert first.state_dict().keys() == second.state_dict().keys()
     for name, tensor in first.state_dict().items():

@@ -57,7 +57,7 @@ def _packages(names: Iterable[str]) -> list[object]:
 
 
 def _settings_of_torch() -> list[object]:
-    # Capturing sets a variable of the compiler, and starting ranks sets those of TorchElastic, another one for each run.
+    # Capturing sets a variable of the compiler, and starting ranks those of TorchElastic, which differ in each run.
     # They have no part in captures.
     others = ("INDUCTOR", "TORCHELASTIC")
     names = sorted(name for name in os.environ if "TORCH" in name and not any(each in name for each in others))
