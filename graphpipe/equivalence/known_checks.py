@@ -6,7 +6,6 @@ source, the plan, and this package. The values of weights and samples are no par
 
 import hashlib
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,12 @@ from torch import nn
 from graphpipe.equivalence.equivalence import Equivalence
 from graphpipe.files.cache_folder import keep_newest, make_private
 from graphpipe.graph import Origin
-from graphpipe.model.capture_cache.model_key import model_key
+from graphpipe.model.capture_cache.model_key import model_key, own_source
 from graphpipe.model.capture_cache.user_modules import user_modules
 from graphpipe.model.capture_cache.value_form import InDoubt, ValueForms
 from graphpipe.plans import Plan
 
 _MOST = 256
-_PACKAGE = Path(__file__).parents[1]
 
 
 def entry_of(plan: Plan, model: nn.Module, loss_fn: Any, folder: Path | None) -> Path | None:
@@ -35,16 +33,8 @@ def entry_of(plan: Plan, model: nn.Module, loss_fn: Any, folder: Path | None) ->
         return None
     if key is None:
         return None
-    found = hashlib.sha256("\n".join([key, loss, plan.fingerprint, _own_source()]).encode())
+    found = hashlib.sha256("\n".join([key, loss, plan.fingerprint, own_source()]).encode())
     return folder / "checks" / found.hexdigest()
-
-
-@cache
-def _own_source() -> str:
-    found = hashlib.sha256()
-    for path in sorted(_PACKAGE.rglob("*.py")):
-        found.update(path.read_bytes())
-    return found.hexdigest()
 
 
 def note_equal(entry: Path | None, found: Equivalence) -> None:

@@ -4,7 +4,7 @@ The gradients of a mini-batch end in the parameters of the user's own model, on 
 ranks these parameters have neither data nor gradients, so that an optimizer of all parameters updates the hosted ones.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,9 +16,8 @@ from graphpipe.integrations.optimizer_states import gather_states
 from graphpipe.plans import Plan
 from graphpipe.run.initial_weights.own_tensors import names_of
 from graphpipe.run.pipeline import Pipeline
+from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.step.pipeline_options import PipelineOptions
-
-Loss = Callable[[Any, Any], Tensor]
 
 
 class GradientPipeline:
@@ -34,7 +33,7 @@ class GradientPipeline:
         InvalidInput, PeerLost, PeerStalled: as `Pipeline`.
     """
 
-    def __init__(self, plan: Plan, model: nn.Module, loss_fn: Loss, options: PipelineOptions) -> None:
+    def __init__(self, plan: Plan, model: nn.Module, loss_fn: LossFunction, options: PipelineOptions) -> None:
         self.model = model
         self.pipeline = Pipeline(plan, model, loss_fn, None, options=options)
         self._owned = _owned_parameters(self.pipeline, model)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from graphpipe.devices.registry import default_kind
 from graphpipe.plans import Plan
 from graphpipe.run.device.without_compiler import without_compiler
-from graphpipe.run.weights.weight_update import NamedParameter, kind_of, optimizer_of
+from graphpipe.run.weights.weight_update import optimizers_of
 from graphpipe.training.config.parameter_groups import ParameterGroups
 from graphpipe.training.config.settings import TrainConfig
 from graphpipe.training.prepare import check_names, plan_training
@@ -106,12 +106,9 @@ def _checkpoint_bytes(config: TrainConfig, task: Task) -> int | None:
     for _, copy in copies:
         copy.grad = torch.empty_like(copy)
     factory = optimizer_factory(config, task)
-    by_kind: dict[str, list[NamedParameter]] = {}
-    for name, copy in copies:
-        by_kind.setdefault(kind_of(factory, name), []).append((name, copy))
     try:
         with without_compiler():
-            optimizers = [optimizer_of(factory, members) for members in by_kind.values()]
+            optimizers = optimizers_of(factory, copies)
             for optimizer in optimizers:
                 optimizer.step()
     except Exception:  # An optimizer may need values: those of Muon are not computed without data.

@@ -38,7 +38,8 @@ def model_key(module: nn.Module, inputs: tuple[Input, ...], origin: Origin) -> s
         sources = {path: _digest(content) for path, content in user_sources().items()}
         if "__main__" in forms.modules:
             return None  # the program itself has a part in the model, and its values are not known
-        parts = [held, values, sources, _packages(forms.modules), _own_source()]
+        # Captures and their files are made by these rooms.
+        parts = [held, values, sources, _packages(forms.modules), own_source("graph", "model", "files")]
     except (InDoubt, RecursionError):
         return None
     versions = [platform.python_version(), torch.__version__, *_settings_of_torch()]
@@ -66,9 +67,10 @@ def _settings_of_torch() -> list[object]:
 
 
 @cache
-def _own_source() -> str:
-    # Captures and their files are made by these rooms.
-    files = [path for room in ("graph", "model", "files") for path in sorted((_PACKAGE / room).rglob("*.py"))]
+def own_source(*rooms: str) -> str:
+    """Return a digest of the source of some rooms of graphpipe, or of all of it; each is read once in a process."""
+    folders = [_PACKAGE / room for room in rooms] or [_PACKAGE]
+    files = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
     return _digest(b"".join(path.read_bytes() for path in files))
 
 

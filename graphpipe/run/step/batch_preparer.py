@@ -37,7 +37,7 @@ class BatchPreparer:
     """The ranks to compare with (see `batch_comparison.neighbours`)."""
     needs: Callable[[int], Needs]
     """Returns what this rank reads of so many samples (see `find_needs`)."""
-    engines: Sequence[str] = ()
+    engines: Sequence[str]
     """The synchronisation of each stage."""
     changes: LaterChanges | None = None
     """Finds what was changed in the model since the pipeline was built; None if it was built from stage programs."""

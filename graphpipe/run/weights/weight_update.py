@@ -1,7 +1,7 @@
 """The weight update of one rank: clip, step the optimizers, average the weights, step the learning-rate schedules."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -51,6 +51,14 @@ def optimizer_of(optimizer: OptimizerFactory, named: Sequence[NamedParameter]) -
     if isinstance(optimizer, NamedOptimizer):
         return optimizer.build(named)
     return optimizer([parameter for _, parameter in named])
+
+
+def optimizers_of(optimizer: OptimizerFactory, named: Iterable[NamedParameter]) -> list[Optimizer]:
+    """Return the optimizers of parameters that may have several classes, one for each."""
+    by_kind: dict[str, list[NamedParameter]] = {}
+    for name, parameter in named:
+        by_kind.setdefault(kind_of(optimizer, name), []).append((name, parameter))
+    return [optimizer_of(optimizer, members) for members in by_kind.values()]
 
 
 SLOT = "weight-average"
