@@ -17,8 +17,8 @@ from torch import nn
 
 from graphpipe.errors import InvalidInput
 from graphpipe.model.stage_program import StageProgram
-from graphpipe.model.torch_private import write_count
 from graphpipe.run.comm.broadcast import copy_state
+from graphpipe.run.device.tensor_memory import times_written
 from graphpipe.run.weights.parameter_slices import adopt_slices, publish_slices, slices_of
 from graphpipe.run.worker.worker import StageWorker
 
@@ -53,7 +53,8 @@ class UserWeights:
         for name, times in self._elsewhere():
             if self.written.get(name, times) != times:
                 raise InvalidInput(
-                    f"'{name}' was changed between steps, and this rank computes with a copy of it",
+                    f"'{name}' was changed between steps, or its `data` was taken for that, and this rank computes with a "
+                    "copy of it",
                     where="step",
                     remedy="Call pipeline.sync_model() before you change it, on every rank.",
                 )
@@ -91,8 +92,8 @@ class UserWeights:
             program = self.programs[leader.slot.stage]
             if leader.module is not program.module and not self.gathered:
                 own = (*program.module.named_parameters(), *program.module.named_buffers())
-                yield from ((program.parameter_names.get(name, name), write_count(each)) for name, each in own)
+                yield from ((program.parameter_names.get(name, name), times_written(each)) for name, each in own)
             if self.model is not None:
                 names = {piece.parameter for piece, _ in slices_of(program)}
                 wholes = ((name, self.model.get_parameter(name)) for name in sorted(names))
-                yield from ((name, write_count(each)) for name, each in wholes if each.is_meta)
+                yield from ((name, times_written(each)) for name, each in wholes if each.is_meta)

@@ -36,13 +36,14 @@ def test_ranks_train_as_plain_pytorch_does_what_is_changed_after_it_was_gathered
 
 
 def test_ranks_refuse_what_is_changed_where_the_weights_are_not(tmp_path: Path) -> None:
-    """The user's model has no memory there. What its ranks hold whole is trained as in plain PyTorch."""
+    """The user's model has no memory there. What its ranks hold whole is trained as in plain PyTorch.
+
+    Torch does not count what is written to `weight.data`, so `weight.data.clamp_()` was ignored in silence.
+    """
     for found in values(run_ranks(on_ranks, 2, tmp_path, KINDS, False)):
         for label, each in found.items():
             elsewhere = "fsdp2" in label or ("split" in label and not label.endswith("buffer"))
             if not elsewhere:
                 assert_equal(each, label.rpartition(" ")[2])
-            elif not label.endswith("data.clamp_"):  # which torch does not count
-                assert re.match(r"step: '\S+' was changed between steps, and this rank computes with a copy", each), (
-                    label
-                )
+            else:
+                assert re.match(r"step: '\S+' was changed between steps.* this rank computes with a copy", each), label
