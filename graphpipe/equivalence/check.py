@@ -114,8 +114,6 @@ def _subject(
     if lacks_data(model):
         model = filled_copy(model, None, 0)
     subject = CheckSubject(plan=small, model=model, loss_fn=loss_fn, inputs=named, targets=targets, captured=captured)
-    if count == given:
-        return subject.of_rows(range(count))
     chosen = isolated(partial(doubtful_rows, subject.of_rows(range(min(given, max(count, MOST))))), seconds)
     return subject.of_rows(range(count) if isinstance(chosen, Ended) else chosen.outputs[ROWS].tolist())
 

@@ -74,6 +74,27 @@ def test_without_a_branch_the_first_samples_are_trained() -> None:
     assert gp.check(plan, model, nn.functional.cross_entropy, samples(), torch.arange(12) % 3).equal
 
 
+class Loudest(nn.Module):
+    """Keeps the louder half of the samples of a call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        loudness = x.norm(dim=1)
+        return x * (loudness >= loudness.topk(max(1, len(x) // 2)).values[-1]).unsqueeze(1)
+
+
+@pytest.mark.filterwarnings("ignore:.*mixes the samples")
+def test_a_whole_mini_batch_that_divides_by_chance_as_its_samples_answer_is_not_trained_as_it_is() -> None:
+    """Each micro-batch had its share of the louder samples, so nothing differed, and no further samples were given."""
+    torch.manual_seed(0)
+    x = torch.rand(8, 4) + 0.1
+    x[[0, 2, 4, 6]] += 1
+    model = nn.Sequential(Loudest(), nn.Linear(4, 3))
+    graph, cluster = gp.capture(model, x, opaque=["0"]), gp.Cluster.preset("local:2")
+    stages = [gp.HandStage(ops=("*",), devices=(0, 1), micro_batch=4)]
+    plan = gp.hand_plan(graph, gp.estimate(graph, cluster), cluster, batch_size=8, stages=stages)
+    assert gp.check(plan, model, nn.functional.cross_entropy, x, torch.arange(8) % 3).level == "micro-batches"
+
+
 def by_class(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the mean over classes of the mean loss of each."""
     losses = nn.functional.cross_entropy(outputs, targets, reduction="none")

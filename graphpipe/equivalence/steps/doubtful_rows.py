@@ -35,7 +35,7 @@ def doubtful_rows(subject: CheckSubject) -> StepRecord:
     """Return a record whose only value is which samples to train.
 
     Args:
-        subject: with more samples than its plan takes. Its forward is computed in double precision.
+        subject: with as many samples as its plan takes, or more. Its forward is computed in double precision.
     """
     given, wanted = subject.in_precision(), subject.plan.batch_size
     differs: list[bool] = []
@@ -45,7 +45,7 @@ def doubtful_rows(subject: CheckSubject) -> StepRecord:
         first = _outputs(given, [0])
         seconds = time.perf_counter() - start
         samples = min(len(next(iter(given.inputs.values()))), int(_SECONDS / (2 * seconds)))
-        if samples > wanted:
+        if samples >= wanted:
             together = _outputs(given, range(samples))
             alone = [first, *(_outputs(given, [row]) for row in range(1, samples))]
             differs = [_differ(each, together, row) for row, each in enumerate(alone)]

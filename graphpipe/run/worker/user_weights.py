@@ -53,8 +53,8 @@ class UserWeights:
         for name, times in self._elsewhere():
             if self.written.get(name, times) != times:
                 raise InvalidInput(
-                    f"'{name}' was changed between steps, or its `data` was taken for that, and this rank computes with a "
-                    "copy of it",
+                    f"'{name}' was changed between steps, or its `data` was taken for that, and this rank computes "
+                    "with a copy of it",
                     where="step",
                     remedy="Call pipeline.sync_model() before you change it, on every rank.",
                 )
