@@ -1,7 +1,7 @@
 """The graph module of a stage or a region. Its constants stay plain tensors, in its copies too."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import Any, cast, final
 
 from torch import fx
 
@@ -18,9 +18,9 @@ class GlueModule(fx.GraphModule):
     buffers of the tensors that a graph reads, when it builds a module and again when it copies one.
     """
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> fx.GraphModule:
+    def __deepcopy__(self, memo: dict[int, Any]) -> "GlueModule":
         """Return a copy with the same buffers."""
-        copied = super().__deepcopy__(memo)
+        copied = cast(GlueModule, super().__deepcopy__(memo))
         _unregister(copied)
         return copied
 
@@ -39,6 +39,11 @@ def glue_module(root: Mapping[str, object], graph: fx.Graph, constants: Sequence
     return made
 
 
-def _unregister(module: fx.GraphModule) -> None:
-    for name in module.meta[_CONSTANTS]:
+def constants_of(module: GlueModule) -> tuple[str, ...]:
+    """Return the names of a graph module's constants."""
+    return module.meta[_CONSTANTS]
+
+
+def _unregister(module: GlueModule) -> None:
+    for name in constants_of(module):
         unregister_buffer(module, name)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from graphpipe.model.autocast import DTYPES
 from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture.op_splits.split_nodes import split_like
 from graphpipe.model.inputs import describe
+from graphpipe.model.lengths.programs_by_length import ProgramsByLength
 from graphpipe.model.split.autocast_specs import autocast_specs
 from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.model.split.split import capture_for, split, submodules_for
@@ -72,7 +74,9 @@ class ProgramsByShape:
             self._submodules = submodules_for(model, plan.graph)
             if share is not None:
                 share(self._submodules)
-            self.first = self._fit(plan.graph.inputs, split(model, plan, captured, self._submodules))
+            self._planned = split(model, plan, captured, self._submodules)
+            self._lengths = ProgramsByLength(partial(self._capture, model))
+            self.first = self._fit(plan.graph.inputs, self._planned)
         else:
             programs = tuple(model)
             self.first = ShapedPrograms(inputs=plan.graph.inputs, programs=programs, specs=edge_specs(programs))
@@ -106,13 +110,16 @@ class ProgramsByShape:
     def _make(self, inputs: Inputs) -> ShapedPrograms:
         if self._model is None:  # their outputs are checked before they are sent
             return ShapedPrograms(inputs=inputs, programs=self.first.programs, specs=self.first.specs)
-        if self._groups is None:
-            captured = self._captured or capture_for(self._model, self._plan.graph)
-            self._groups = operator_nodes(split_like(captured, self._plan.graph))
         if self._precision not in DTYPES:  # autocast converts
             check_dtypes(inputs, self._plan.graph.inputs)
-        programs = split_for_shapes(self._model, self._plan, self._groups, inputs, self._submodules)
-        return self._fit(inputs, programs)
+        return self._fit(inputs, self._lengths.make(inputs))
+
+    def _capture(self, model: nn.Module, inputs: Inputs) -> tuple[ModuleStage, ...]:
+        if self._groups is None:
+            captured = self._captured or capture_for(model, self._plan.graph)
+            self._groups = operator_nodes(split_like(captured, self._plan.graph))
+            self._lengths.add(self._plan.graph.inputs, self._planned)
+        return split_for_shapes(model, self._plan, self._groups, inputs, self._submodules)
 
     def _fit(self, inputs: Inputs, programs: tuple[ModuleStage, ...]) -> ShapedPrograms:
         specs = edge_specs(programs)
