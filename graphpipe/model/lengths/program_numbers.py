@@ -122,9 +122,7 @@ def _put(rest: Iterator[int], value: Any) -> Any:
     return next(rest) if type(value) is int else value
 
 
-def _with_sizes(
-    specs: Mapping[int, tuple[ValueSpec, ...]], rest: Iterator[int]
-) -> dict[int, tuple[ValueSpec, ...]]:
+def _with_sizes(specs: Mapping[int, tuple[ValueSpec, ...]], rest: Iterator[int]) -> dict[int, tuple[ValueSpec, ...]]:
     return {
         edge: tuple(replace(each, sample_shape=tuple(next(rest) for _ in each.sample_shape)) for each in values)
         for edge, values in specs.items()
