@@ -42,6 +42,7 @@ ROOMS = (
         "model/capture",
         "model/capture_file",
         "model/split",
+        "model/lengths",
         "model/shards",
         "model/halves",
         "model/backends",

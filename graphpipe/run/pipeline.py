@@ -208,6 +208,11 @@ class Pipeline:
         """How often this rank has compiled the forward of each region (`PipelineOptions.compile`), by its class."""
         return {} if (compiler := self._parts.training.compiler) is None else dict(compiler.compilations)
 
+    @property
+    def captures(self) -> int:
+        """How often this rank has captured the model again, for inputs of other shapes than those of the plan."""
+        return self._parts.batches.shapes.captures
+
     def gradients(self) -> dict[str, Tensor | None]:
         """Return the last gradients of parameters here, by name. All ranks must call this if the engine shards them."""
         return whole_gradients(self._worker)

@@ -75,13 +75,18 @@ class LengthFamily:
 
     def between(self, inputs: Inputs) -> Programs | None:
         """Return programs for inputs whose lengths lie between those of the members; None if they do not."""
+        numbers = self.numbers_between(inputs)
+        return None if numbers is None else with_numbers(self.members[0].programs, numbers)
+
+    def numbers_between(self, inputs: Inputs) -> tuple[int, ...] | None:
+        """Return the numbers of these programs; None if the lengths do not lie between those of the members."""
         if len(self.members) < _ENOUGH or not alike(self.members[0].inputs, inputs):
             return None
         sizes = sizes_of(inputs)
         line, place = self._line(sizes), sizes[self._at]
         if line is None or line[: len(sizes)] != sizes or not self._shortest < place < self._longest:
             return None
-        return with_numbers(self.members[0].programs, line[len(sizes) :])
+        return line[len(sizes) :]
 
     def farther(self, inputs: Inputs) -> Inputs | None:
         """Return inputs of about twice or half the length; None if these lengths lie between those of the members.

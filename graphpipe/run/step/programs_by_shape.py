@@ -86,6 +86,11 @@ class ProgramsByShape:
         )
         self._known: dict[_Key, ShapedPrograms] = {key: self.first}
 
+    @property
+    def captures(self) -> int:
+        """How often the model was captured for inputs of other shapes."""
+        return 0 if self._model is None else self._lengths.captures
+
     def follow_modes(self) -> None:
         """Put the parts of this rank into the modes of the user's submodules."""
         if self._model is not None:
