@@ -89,7 +89,7 @@ class LengthFamily:
         return line[len(sizes) :]
 
     def farther(self, inputs: Inputs) -> Inputs | None:
-        """Return inputs of about twice or half the length; None if these lengths lie between those of the members.
+        """Return inputs of about twice or a quarter of the length; None if it lies between those of the members.
 
         If programs for them belong here, those for the given inputs lie between, and for many others.
         """
@@ -103,7 +103,7 @@ class LengthFamily:
             return None
         if not longer and place >= self._shortest:
             return None
-        steps = -(-place // step) if longer else -(place // 2 // step)
+        steps = -(-place // step) if longer else -(3 * place // 4 // step)
         found = self._line(sizes, place + steps * step)
         if not steps or found is None or min(found[: len(sizes)]) < 1:
             return None

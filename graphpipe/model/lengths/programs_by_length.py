@@ -10,6 +10,8 @@ from graphpipe.user_frames import warn_user
 
 _MANY = 8
 """Captures after which a user is told what prevents fewer. A few lengths are captured in any case."""
+_VAIN = 3
+"""Captures of lengths that nobody asked for and that belonged to no family, after which there are no more of them."""
 
 
 @final
@@ -27,6 +29,8 @@ class ProgramsByLength:
         self._capture = capture
         self._families: list[LengthFamily] = []
         self._obstacle = ""
+        self._vain = 0
+        self._told = False
 
     def add(self, inputs: Inputs, programs: Programs) -> None:
         """Add programs that were captured for inputs."""
@@ -44,15 +48,16 @@ class ProgramsByLength:
         Raises:
             InvalidInput: the model cannot be captured with these inputs.
         """
-        if (known := self._between(inputs)) is not None:
-            return known
-        self._reach(inputs)
-        if (known := self._between(inputs)) is not None:
+        known = self._between(inputs)
+        if known is None and self._reach(inputs):
+            known = self._between(inputs)
+        if known is not None:
             return known
         self.captures += 1
         programs = self._capture(inputs)
         self.add(inputs, programs)
-        if self.captures == _MANY and self._obstacle:
+        if self.captures >= _MANY and self._obstacle and not self._told:
+            self._told = True
             warn_user(
                 f"{_MANY} shapes of inputs were captured, each by itself: '{self._obstacle}' is computed otherwise for "
                 "other lengths. Pad the samples to a few lengths if a capture takes long"
@@ -62,19 +67,21 @@ class ProgramsByLength:
     def _between(self, inputs: Inputs) -> Programs | None:
         return next((found for each in self._families if (found := each.between(inputs)) is not None), None)
 
-    def _reach(self, inputs: Inputs) -> None:
+    def _reach(self, inputs: Inputs) -> bool:
         # Lengths that grow would each be captured. One that is far ahead is captured in place of the first of them.
-        for family in self._families:
+        # Returns whether a family has got it.
+        for family in self._families if self._vain < _VAIN else ():
             if (farther := family.farther(inputs)) is None:
                 continue
+            self.captures += 1
             try:
                 with warnings.catch_warnings(action="ignore"):
                     member = Member.of(farther, self._capture(farther))
             except InvalidInput:  # such as longer than the model has positions for
-                family.close(inputs)
-                continue
-            self.captures += 1
-            if family.obstacle(member) is None:
+                member = None
+            if member is not None and family.obstacle(member) is None:
                 family.members.append(member)
-                return
+                return True
             family.close(inputs)
+            self._vain += 1
+        return False
