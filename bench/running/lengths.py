@@ -36,8 +36,17 @@ def model_of(family: str) -> Any:
     """Return a tiny model of a family."""
     torch.manual_seed(0)
     kind, sizes = SIZES[family]
-    drops = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0) if family == "gpt2" else HEADS
-    given = {"vocab_size": WORDS, "use_cache": False, "bos_token_id": 0, "eos_token_id": 0, **sizes, **drops}
+    drops = ("attn_pdrop", "embd_pdrop", "resid_pdrop") if family == "gpt2" else ()
+    heads = {} if family == "gpt2" else HEADS
+    given = {
+        "vocab_size": WORDS,
+        "use_cache": False,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        **sizes,
+        **heads,
+        **dict.fromkeys(drops, 0.0),
+    }
     return getattr(library, kind).from_config(library.AutoConfig.for_model(family, **given))
 
 
