@@ -17,7 +17,8 @@ def read_problem(args: argparse.Namespace, *, shares: bool = False) -> tuple[Pro
 
     Args:
         args: of the command line.
-        shares: whether devices may share a replica, so that the graph says how. They may also if `--tensor` is not 1.
+        shares: whether devices may share a replica, so that the graph says how. They may also if `--tensor` is not 1,
+            and where the costs of several devices were measured.
 
     Raises:
         InvalidInput: an argument cannot be used.
@@ -26,7 +27,7 @@ def read_problem(args: argparse.Namespace, *, shares: bool = False) -> tuple[Pro
     cluster = Cluster.resolve(args.cluster)
     costs = CostTable.load(args.costs) if args.costs else None
     cache, fused = cache_folder() if args.cache else None, not cluster.on_processors
-    shares = shares or getattr(args, "tensor", 1) != 1
+    shares = shares or getattr(args, "tensor", 1) != 1 or (costs is not None and any(row.shared for row in costs.rows))
     model = read_model_argument(args.model, cache, args.look_into, args.precision, fused_attention=fused, shares=shares)
     graph = model.graph
     if costs:

@@ -2,6 +2,8 @@
 
 import argparse
 import time
+from collections import Counter
+from collections.abc import Mapping
 
 from graphpipe.cli.arguments import Subparsers, add_precision, add_verb
 from graphpipe.cli.model_argument import MODEL_HELP, listed
@@ -40,6 +42,12 @@ def add(subparsers: Subparsers) -> None:
         metavar="N,...",
         help="numbers of samples to measure at, with commas in between (default 1,2,4,8,16,32)",
     )
+    parser.add_argument(
+        "--tensor",
+        default="1",
+        metavar="T,...",
+        help="numbers of devices that share a replica, to measure what each of them takes (default 1)",
+    )
     parser.add_argument("-o", "--output", metavar="FILE", help="write the costs, or the cluster with measured links")
     add_settings(parser, PlanSection, only=("look_into", "cache"))
     add_precision(parser)
@@ -54,9 +62,10 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidInput("takes either MODEL or --links", where="profile")
     if args.links:
         return run_links(cluster, args.output, output)
-    samples = _sizes(args.samples)
+    samples, tensor = _sizes(args.samples, "--samples", "4,8"), _sizes(args.tensor, "--tensor", "1,2")
     with waiting(f"capturing {args.model}"):
         from graphpipe.model.capture_cache.capture_cache import cached_capture
+        from graphpipe.model.shards.with_shards import captured_with_shards
         from graphpipe.profiler.fit_quality import fit_quality
         from graphpipe.profiler.profile import profile
         from graphpipe.profiler.profiled_device import device_frequency
@@ -74,15 +83,18 @@ def run(args: argparse.Namespace) -> int:
             graph=model.graph,
             fused_attention=not cluster.on_processors,
         )
+        if {*tensor} != {1}:
+            captured = captured_with_shards(captured, module)
     start, before = time.perf_counter(), device_frequency(cluster)
-    costs = profile(module, inputs, cluster, captured=captured, batch_sizes=samples, cache=cache)
+    costs = profile(module, inputs, cluster, captured=captured, batch_sizes=samples, tensor=tensor, cache=cache)
     seconds, after = time.perf_counter() - start, device_frequency(cluster)
     if args.output:
         costs.save(args.output)
     operators = len({row.op for row in costs.rows})
+    counts = Counter(each.ranks or 1 for row in costs.rows for each in row.shared)
     quality = fit_quality(costs, samples)
     output.show(
-        f"{operators} operators measured in {format_seconds(seconds)}; "
+        f"{operators} operators measured in {format_seconds(seconds)}{_of_ranks(counts)}; "
         f"{format_seconds(costs.task_overhead_seconds)} of overhead per task"
     )
     if quality is not None:
@@ -94,6 +106,7 @@ def run(args: argparse.Namespace) -> int:
         {
             "operators": operators,
             "profile_seconds": seconds,
+            "operators_by_tensor": {"1": operators} | {str(ranks): count for ranks, count in counts.items()},
             "largest_error": quality.error if quality else 0.0,
             "largest_error_operator": quality.op if quality else None,
             "task_overhead_seconds": costs.task_overhead_seconds,
@@ -105,9 +118,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _sizes(text: str) -> list[int]:
+def _of_ranks(counts: Mapping[int, int]) -> str:
+    return "".join(f", {count} of them also as each of {ranks} devices shares them" for ranks, count in counts.items())
+
+
+def _sizes(text: str, option: str, example: str) -> list[int]:
     try:
         return [int(word) for word in text.split(",")]
     except ValueError:
         what = f"'{text}' is not a list of whole numbers"
-        raise InvalidInput(what, where="--samples", remedy="Write them with commas in between: 4,8.") from None
+        raise InvalidInput(what, where=option, remedy=f"Write them with commas in between: {example}.") from None

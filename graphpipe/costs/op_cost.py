@@ -105,11 +105,16 @@ class OpCost:
     """The fewest and the most samples of the measurements of a profiled operator."""
     temporaries: Temporaries | None = None
     """Bytes that a profiled operator holds only while it runs; None if they were not measured."""
+    ranks: int | None = None
+    """Devices that share the operator, if these are the costs of each of them, without their sums. None: of one device
+    that computes all of it."""
+    shared: tuple["OpCost", ...] = ()
+    """The costs of each of several devices that share the operator, by ascending `ranks`, as far as measured."""
 
     @model_serializer(mode="wrap")
     def _body(self, body_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # Costs without them have the body, and so the fingerprint, that they had before these were measured.
-        return without_empty(body_of(self), "halves", "measured_samples")
+        return without_empty(body_of(self), "halves", "measured_samples", "ranks", "shared")
 
     @property
     def input_half(self) -> Curve:
@@ -130,14 +135,25 @@ class OpCost:
             weight_gradient=self.weight_gradient.times(factor),
             halves=self.halves
             and Halves(input=self.halves.input.times(factor), weight=self.halves.weight.times(factor)),
+            shared=tuple(each.times(factor) for each in self.shared),
         )
 
+    def of_ranks(self, ranks: int) -> "OpCost":
+        """Return the measured costs of as many of these devices as divide `ranks`, at most; else those of one."""
+        return next((each for each in reversed(self.shared) if ranks % (each.ranks or 1) == 0), self)
+
     def check(self) -> None:
-        """Check that no cost is negative or infinite.
+        """Check that no cost is negative or infinite, and that devices that share the operator are 2 or more.
 
         Raises:
             InvalidInput: names the curve and its values.
         """
+        degrees = [each.ranks or 1 for each in self.shared]
+        if any(each < 2 for each in degrees) or degrees != sorted({*degrees}):
+            what = f"are of {degrees} devices, must be of 2 or more each, ascending"
+            raise InvalidInput(what, where=f"cost of op {self.op} on {self.device_type}, shared")
+        for each in self.shared:
+            each.check()
         held = self.temporaries or Temporaries(forward=Curve(), backward=Curve())
         curves = {
             "forward": self.forward,

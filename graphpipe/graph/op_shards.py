@@ -61,3 +61,7 @@ class OpShards:
     """All-reduces of a backward, for the gradients of values."""
     backward_bytes_per_sample: float = 0.0
     """Bytes of the gradients that they sum, all of them together."""
+
+    def shared_by(self, ranks: int) -> bool:
+        """Return whether so many devices can share the operator."""
+        return self.most % ranks == 0

@@ -76,7 +76,7 @@ def shareable(graph: Graph, cluster: Cluster) -> tuple[int, ...]:
     counts: list[int] = []
     ranks = 2
     while ranks <= len(cluster.devices) and DeviceGroups.of(cluster, ranks).members:
-        if any(op.shards is not None and op.shards.most % ranks == 0 for op in graph.ops):
+        if any(op.shards is not None and op.shards.shared_by(ranks) for op in graph.ops):
             counts.append(ranks)
         ranks *= 2
     return tuple(counts)

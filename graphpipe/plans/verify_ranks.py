@@ -71,7 +71,7 @@ def _check_stage(plan: PlanFields, stage: Stage) -> None:
         raise InvalidInput(what, where=where, remedy="List a multiple of `tensor` devices, replica by replica.")
     for name in stage.ops:
         shards = plan.graph[name].shards
-        if shards is not None and shards.most % stage.tensor:
+        if shards is not None and not shards.shared_by(stage.tensor):
             what = f"operator '{name}' can be shared by {shards.most} devices or a divisor of it, but tensor is"
             raise InvalidInput(f"{what} {stage.tensor}", where=where, remedy=f"Choose a divisor of {shards.most}.")
     if not plan.trains or plan.weights != "flush":
@@ -139,7 +139,7 @@ def of_rank(plan: PlanFields, stage: Stage) -> PlanFields:
             for tied in plan.graph.shared
         ),
     )
-    rows = tuple(_held_row(row, inside[row.op], graph[row.op]) for row in plan.costs.rows)
+    rows = tuple(_held_row(plan.graph, row, inside[row.op], stage.tensor) for row in plan.costs.rows)
     return _OfRank(
         graph=graph,
         cluster=plan.cluster,
@@ -181,10 +181,15 @@ def _part(whole: float, divided: float, ranks: int) -> float:
     return whole - divided + divided / ranks
 
 
-def _held_row(row: OpCost, whole: Op, held: Op) -> OpCost:
-    if row.temporaries is None or whole.shards is None:
+def _held_row(graph: Graph, row: OpCost, op: Op, ranks: int) -> OpCost:
+    # What was measured of fewer ranks is nearer than what was measured of one.
+    measured = [1, *(each.ranks or 1 for each in row.shared)]
+    nearest = max(count for count in measured if ranks % count == 0)
+    row = next((each for each in row.shared if each.ranks == nearest), row)
+    if row.temporaries is None or op.shards is None:
         return row
-    weights, saved = whole.parameter_bytes, whole.work.saved_bytes_per_sample
+    known, held = _held_op(graph, op, nearest), _held_op(graph, op, ranks)
+    weights, saved = known.parameter_bytes, known.work.saved_bytes_per_sample
     once = held.parameter_bytes / weights if weights else 1.0
     each = held.work.saved_bytes_per_sample / saved if saved else 1.0
 

@@ -17,6 +17,7 @@ from graphpipe.model.split.split import build_stages
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.model.torch_private import flatten, unflatten
 from graphpipe.plans import Plan, Stage, StageEdge
+from graphpipe.profiler.lone_rank import first_of_ranks
 from graphpipe.profiler.stand_in_weights import fill_meta_tensors
 
 
@@ -77,8 +78,9 @@ def op_runs(
     values: dict[str, Tensor],
     criterion: Criterion | None = None,
     device: torch.device | None = None,
+    ranks: int = 1,
 ) -> Iterator[OpRun]:
-    """Yield the run of every operator, in topological order.
+    """Yield the run of every operator, in topological order; of each that devices share, if there are several.
 
     The model is split with one operator per stage, and the stages run in order. A value is freed after the last
     operator that reads it.
@@ -91,22 +93,33 @@ def op_runs(
         criterion: if given, the loss is part of the operator that computes the model's output. Its targets must be
             where the operators run.
         device: where the operators run. None: where the model is.
+        ranks: how many devices share a replica. With several, the runs are those of the first of them.
     """
     graph = captured.graph
     values = {name: value.to(device) for name, value in values.items()} if device is not None else values
-    programs = build_stages(model, _one_op_per_stage(graph, cluster), captured)
+    plan = _one_op_per_stage(graph, cluster)
+    programs = build_stages(model, plan, captured)
+    shared = programs if ranks == 1 else build_stages(model, plan, captured, first_of_ranks(model, graph, ranks))
     reads = [_reads(program) for program in programs]
-    for position, (name, original) in enumerate(zip(graph.order, programs, strict=True)):
-        program = original.replicate()  # the user's parameters, gradients and buffers stay untouched
-        fill_meta_tensors(program.module)
-        if device is not None:
-            program.module.to(device)
+    for position, (name, original, part) in enumerate(zip(graph.order, programs, shared, strict=True)):
+        program = _own_copy(original, device)
         inputs = {value: values[value] for value in reads[position]}
-        yield _run(graph, name, program, inputs, criterion, captured.precision)
+        if ranks == 1:
+            yield _run(graph, name, program, inputs, criterion, captured.precision)
+        elif (shards := graph[name].shards) is not None and shards.shared_by(ranks):
+            yield _run(graph, name, _own_copy(part, device), inputs, criterion, captured.precision)
         with torch.no_grad(), autocast_context(captured.precision, _device(inputs)):
             sent, _ = program({value: values[value].clone() for value in reads[position]})
         later = set().union(*reads[position + 1 :])
         values = {value: tensor for value, tensor in (values | sent).items() if value in later}
+
+
+def _own_copy(original: StageProgram, device: torch.device | None) -> StageProgram:
+    program = original.replicate()  # the user's parameters, gradients and buffers stay untouched
+    fill_meta_tensors(program.module)
+    if device is not None:
+        program.module.to(device)
+    return program
 
 
 def _one_op_per_stage(graph: Graph, cluster: Cluster) -> Plan:

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.cluster import Cluster
-from graphpipe.costs import CostTable, Temporaries
+from graphpipe.costs import CostTable, OpCost, Temporaries
+from graphpipe.costs.ranks.degrees import operators_by_degree, with_degrees
+from graphpipe.costs.ranks.rank_graph import rank_graph
 from graphpipe.devices.registry import kind_of
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
@@ -59,6 +61,7 @@ def profile(
     targets: Any = None,
     batch_sizes: Sequence[int] = (1, 2, 4, 8, 16, 32),
     optimizer: Callable[[list[Tensor]], torch.optim.Optimizer] = torch.optim.AdamW,
+    tensor: Sequence[int] = (1,),
     effort: Effort | None = None,
     cache: Path | None = None,
 ) -> CostTable:
@@ -82,20 +85,25 @@ def profile(
         targets: for the loss: a tensor, or tuples, lists and dicts of tensors, with as many samples as the inputs.
         batch_sizes: numbers of samples to measure at; each curve is fitted to them.
         optimizer: builds the optimizer of the training from a list of parameters.
+        tensor: numbers of devices that share a replica. Operators that several can share are also measured as the first
+            of these runs them, which computes its part and exchanges nothing. The graph must have layouts
+            (`with_shards`).
         effort: how long to measure each operator at each batch size.
         cache: a folder with the costs of operators that were measured before, which also gets new ones. None: every
             operator is measured.
 
     Raises:
         InvalidInput: a cluster of several device types or of one that this machine does not have, batch sizes that are
-            not positive integers, or inputs that do not fit the model.
+            not positive integers, inputs that do not fit the model, or a number of devices that can share no operator.
     """
     device_type, device = cluster.devices[0].type, profiled_device(cluster)
-    _check(batch_sizes)
+    _check("batch_sizes", batch_sizes)
+    _check("tensor", tensor)
     if captured is None:
         with waiting("capturing the model"):
             captured = capture_nodes(model, example_inputs) if graph is None else capture_for(model, graph)
     graph = captured.graph
+    degrees = operators_by_degree(graph, tensor)
     inputs = name_inputs(graph.input_layout, example_inputs)
     values = {name: _repeat_rows(tensor, max(batch_sizes)) for name, tensor in inputs.items()}
     criterion = None if loss_fn is None else Criterion(loss_fn, _repeat_all(targets, max(batch_sizes), device))
@@ -106,44 +114,52 @@ def profile(
         copies = _copies(cluster, threads, device)
         devices = [str(device), kind_of(device).describe(device)]
         precision = [] if captured.precision == "fp32" else [captured.precision]
-        known = KnownCosts(cache, [device_type, sizes, threads, copies, devices, effort.amounts, *precision], loss_fn)
+        circumstances = [device_type, sizes, threads, copies, devices, effort.amounts, *precision]
+        known = {
+            ranks: KnownCosts(cache, [*circumstances, *([f"1 of {ranks} ranks"] if ranks > 1 else [])], loss_fn)
+            for ranks in degrees
+        }
 
-        def runs() -> Iterable[OpRun]:
-            return op_runs(model, captured, cluster, values, criterion, device)
+        def runs(ranks: int = 1) -> Iterable[OpRun]:
+            return op_runs(model, captured, cluster, values, criterion, device, ranks)
 
         def work_of_a_copy(between: Callable[[], object]) -> None:
             profile_ops(runs(), device_type, sizes, replace(effort, between=between))
 
         empty = empty_run(max(sizes), device, captured.precision)
-        memory: dict[str, Temporaries] = {}
         samples: list[OpRun] = []
+        rows: dict[int, tuple[OpCost, ...]] = {}
+        count = sum(degrees.values())
         with (
-            waiting(f"profiling {len(graph.ops)} operators") as advance,
+            waiting(f"profiling {count} operators") as advance,
             under_contention(copies, work_of_a_copy),
         ):
-            measured = _with_memory(runs(), graph, sizes, memory, samples, known)
-            rows = profile_ops(
-                measured,
-                device_type,
-                sizes,
-                effort,
-                empty=empty,
-                find=known.row,
-                on_progress=lambda done: advance(done / len(graph.ops)),
-            )
+            for ranks in degrees:
+                memory: dict[str, Temporaries] = {}
+                before, part = sum(map(len, rows.values())), graph if ranks == 1 else rank_graph(graph, ranks)
+                measured = profile_ops(
+                    _with_memory(runs(ranks), part, sizes, memory, samples, known[ranks]),
+                    device_type,
+                    sizes,
+                    effort,
+                    empty=empty,
+                    find=known[ranks].row,
+                    on_progress=lambda done, before=before: advance((before + done) / count),
+                )
+                rows[ranks] = tuple(replace(row, temporaries=memory[row.op]) for row in measured)
             stepper = optimizer_of_copies(trainable, optimizer, device)
-            if (step := known.step(stepper)) is None:
+            if (step := known[1].step(stepper)) is None:
                 after_operators = replace(effort, between=lambda: one_pass(samples, max(sizes), effort))
                 step = StepOverheads(
                     optimizer=profile_optimizer(stepper, after_operators),
                     task_overhead_seconds=profile_task_overhead(empty, after_operators),
                 )
-                known.keep_step(stepper, step)
-    rows = tuple(replace(row, temporaries=memory[row.op]) for row in rows)
-    known.keep(rows)
+                known[1].keep_step(stepper, step)
+    for ranks, found in rows.items():
+        known[ranks].keep(found)
     return CostTable(
         graph_fingerprint=graph.fingerprint,
-        rows=rows,
+        rows=with_degrees(rows),
         state_bytes_per_parameter_byte=step.optimizer.state_bytes_per_parameter_byte,
         optimizer_seconds_per_parameter_byte=step.optimizer.seconds_per_parameter_byte,
         task_overhead_seconds=step.task_overhead_seconds,
@@ -173,9 +189,9 @@ def _with_memory(
         yield run
 
 
-def _check(batch_sizes: Sequence[int]) -> None:
-    if not batch_sizes or any(type(size) is not int or size < 1 for size in batch_sizes):
-        raise InvalidInput(f"is {tuple(batch_sizes)}, must be positive integers", where="profile, batch_sizes")
+def _check(name: str, numbers: Sequence[int]) -> None:
+    if not numbers or any(type(number) is not int or number < 1 for number in numbers):
+        raise InvalidInput(f"is {tuple(numbers)}, must be positive integers", where=f"profile, {name}")
 
 
 def _repeat_rows(tensor: Tensor, samples: int) -> Tensor:

@@ -21,6 +21,7 @@ from graphpipe.model.shards.with_shards import captured_with_shards
 from graphpipe.model.split.split import build_stages
 from graphpipe.planning.backwards import choose_backwards
 from graphpipe.planning.by_hand import load_hand_plan
+from graphpipe.planning.choose_ranks import shareable
 from graphpipe.planning.hand_plan import hand_plan
 from graphpipe.planning.honoured import check_asked, honoured
 from graphpipe.planning.plan import plan
@@ -193,4 +194,16 @@ def _costs(
         targets=targets,
         batch_sizes=sorted({max(1, size >> halvings) for halvings in range(8)}),
         optimizer=lambda parameters: whole_optimizer(config, task)(cast("list[nn.Parameter]", parameters)),
+        tensor=_degrees(config, graph, cluster),
     )
+
+
+def _degrees(config: TrainConfig, graph: Graph, cluster: Cluster) -> list[int]:
+    """Return the numbers of devices per replica that the plan may have."""
+    if config.plan.stages:
+        by_hand = load_hand_plan(Path(config.folder) / config.plan.stages)
+        asked = {stage.tensor for stage in by_hand.stages}
+    else:
+        asked = {*shareable(graph, cluster)} if config.plan.tensor == "auto" else {config.plan.tensor}
+    layouts = [op.shards for op in graph.ops if op.shards is not None]
+    return [1, *sorted(ranks for ranks in asked - {1} if any(each.shared_by(ranks) for each in layouts))]

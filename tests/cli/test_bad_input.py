@@ -61,6 +61,7 @@ def check(ran: Ran, code: int, *parts: str) -> None:
         (("plan", "nothing.py:model", *ON), ("nothing.py", "no such file")),
         (("plan", "no_such_package:model", *ON), ("No module named 'no_such_package'",)),
         (("profile", "mmt-small", "--samples", "1,x"), ("--samples: '1,x' is not a list", "4,8")),
+        (("profile", "mmt-small", "--tensor", "auto"), ("--tensor: 'auto' is not a list", "1,2")),
         (("profile", "GRAPH"), ("no module behind it",)),
         (("simulate", "missing.json"), ("missing.json", "No such file")),
         (("export", "plan.json", "--format", "megatrn"), ("unknown format 'megatrn'", "'megatron'")),

@@ -271,6 +271,28 @@ def test_profile_measures_a_function_of_the_users(run: Run, config: Path, tmp_pa
     assert planned.code == 0
 
 
+PAIR = """
+import torch
+from torch import nn
+
+def model():
+    pair = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+    return nn.Sequential(pair, nn.LayerNorm(8)), {"input": torch.zeros(4, 8)}
+"""
+
+
+def test_profile_measures_what_devices_share(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pair of layers becomes one operator. A plan without `--tensor` by the same costs must find the same one."""
+    monkeypatch.chdir(tmp_path)
+    Path("pair.py").write_text(PAIR)
+    ran = run("profile", "pair.py:model", "--cluster", "local:2", "--samples", "1,2", "--tensor", "1,2", "-o", "c.json")
+    assert ran.code == 0, ran.err
+    assert "1 of them also as each of 2 devices shares them" in ran.out
+    for tensor in ((), ("--tensor", "2")):
+        planned = run("plan", "pair.py:model", "--cluster", "local:2", "--batch", 4, "--costs", "c.json", *tensor)
+        assert planned.code == 0, planned.err
+
+
 def test_help_does_not_import_torch() -> None:
     code = (
         "import sys; from graphpipe.cli.main import main; "

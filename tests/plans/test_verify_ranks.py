@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from shared_replicas import chain, layer, problem, shards
 
+from graphpipe.costs import Curve, Temporaries
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Shared
 from graphpipe.planning.by_hand import HandPlan, HandStage, plan_by_hand
@@ -97,7 +98,26 @@ def test_the_bytes_of_each_device_by_hand() -> None:
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("state", ["whole", "optimizer", "all", "layers"])
 def test_the_verifier_counts_the_same_bytes(recompute: str, state: str):
-    plan = changed(sound(), 0, recompute=recompute, state=state)
+    _check_boundary(changed(sound(), 0, recompute=recompute, state=state))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_verifier_counts_the_same_bytes_where_two_devices_were_measured(ranks: int):
+    plan = changed(sound(), 0, tensor=ranks)
+    without, measured = (_measured_at_two(plan, curve) for curve in (Curve(), Curve(lines=((16.0, 48.0),))))
+    weights, saved = (40, 12.5 / 15) if ranks == 4 else (60, 1)
+    temporary = 16 * weights / 60 + plan.stages[0].micro_batch / plan.stages[0].degree * 48 * saved
+    assert needed_bytes(measured)[0] - needed_bytes(without)[0] == pytest.approx(temporary)
+    _check_boundary(measured)
+
+
+def _measured_at_two(plan: Plan, held: Curve) -> Plan:
+    whole = plan.costs.rows[0]
+    at_two = replace(whole, ranks=2, temporaries=Temporaries(forward=held, backward=held))
+    return replace(plan, costs=replace(plan.costs, rows=(replace(whole, shared=(at_two,)), *plan.costs.rows[1:])))
+
+
+def _check_boundary(plan: Plan) -> None:
     most = max(needed_bytes(plan).values())
 
     def with_memory(count: float) -> Plan:

@@ -40,6 +40,15 @@ class RankShares:
             parameters=share(_divided_bytes(graph, op), op.parameter_bytes),
         )
 
+    def over(self, other: "RankShares") -> "RankShares":
+        """Return these shares, relative to those of other ranks."""
+        return RankShares(
+            flops=self.flops / other.flops,
+            traffic=self.traffic / other.traffic,
+            saved=self.saved / other.saved,
+            parameters=self.parameters / other.parameters,
+        )
+
 
 def rank_graph(graph: Graph, ranks: int) -> Graph:
     """Return the graph with what each of so many ranks holds and computes of every operator.

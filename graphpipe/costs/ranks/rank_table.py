@@ -20,6 +20,9 @@ def rank_table(table: CostTable, graph: Graph, part: Graph, ring: Ring) -> CostT
     less efficient. f is the part of the operator's work that t ranks share: of its FLOPs, and for the line of an
     estimate that memory bounds, of its traffic. R all-reduces follow each other.
 
+    Where the costs of t ranks were measured, these stand in place of the first two terms. Where those of fewer ranks
+    were, they are scaled by the work that t ranks have, relative to theirs.
+
     Args:
         table: of the whole operators.
         graph: of the whole operators.
@@ -37,7 +40,8 @@ def _rank_row(row: OpCost, graph: Graph, ring: Ring) -> OpCost:
     op = graph[row.op]
     if op.shards is None:
         return row
-    share, shards = RankShares.of(graph, op, ring.degree), op.shards
+    shards, row = op.shards, row.of_ranks(ring.degree)
+    share = RankShares.of(graph, op, ring.degree).over(RankShares.of(graph, op, row.ranks or 1))
     forward = ring.reduce_line(shards.forward_reductions, shards.forward_bytes_per_sample)
     backward = ring.reduce_line(shards.backward_reductions, shards.backward_bytes_per_sample)
 
@@ -52,6 +56,8 @@ def _rank_row(row: OpCost, graph: Graph, ring: Ring) -> OpCost:
     held = row.temporaries
     return replace(
         row,
+        ranks=None,
+        shared=(),
         forward=_plus(shared(row.forward), forward),
         input_gradient=_plus(inputs, backward) if returns else inputs,
         weight_gradient=shared(row.weight_gradient),

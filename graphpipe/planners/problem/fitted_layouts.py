@@ -16,7 +16,7 @@ def fitted_layouts(graph: Graph, ranks: Mapping[str, int]) -> Graph:
         graph: with every layout.
         ranks: how many devices share each operator, by its name.
     """
-    whole = {op.name for op in graph.ops if op.shards is not None and op.shards.most % ranks[op.name]}
+    whole = {op.name for op in graph.ops if op.shards is not None and not op.shards.shared_by(ranks[op.name])}
     held = [set(graph.holders[parameter.name]) for parameter in graph.shared]
     whole |= {
         op

@@ -124,7 +124,7 @@ def _scaled(row: OpCost, factors: Mapping[Pass, float]) -> OpCost:
     """Return the costs of an operator, each pass by its factor.
 
     If only the halves of a backward ran, a whole one gets the factor of each half for its part. If only whole ones ran,
-    the halves get the same factor.
+    the halves get the same factor. So do the costs of devices that share the operator.
     """
     if not factors:
         return row
@@ -139,6 +139,7 @@ def _scaled(row: OpCost, factors: Mapping[Pass, float]) -> OpCost:
         input_gradient=row.input_gradient.times(whole or input_factor),
         weight_gradient=row.weight_gradient.times(whole or weight_factor),
         halves=halves,
+        shared=tuple(_scaled(each, factors) for each in row.shared),
     )
 
 

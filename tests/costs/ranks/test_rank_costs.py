@@ -1,14 +1,16 @@
 """The costs of each of the devices that share a replica, by hand."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from shared_replicas import chain, cluster, layer, shards, table
 
 from graphpipe.cluster.ring import Ring
-from graphpipe.costs import CostModel, Temporaries, estimate
+from graphpipe.costs import CostModel, CostTable, Temporaries, estimate
 from graphpipe.costs.op_cost import Curve, Halves
 from graphpipe.costs.ranks.rank_costs import rank_costs
+from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph, Op, Shared
 
 GRAPH = chain(layer("a", shards()), layer("b", None), layer("c", shards(forward=0)))
@@ -94,6 +96,67 @@ def test_measured_halves_and_temporaries_follow() -> None:
     assert line(row.halves.weight) == pytest.approx((3, 18))
     assert line(row.temporaries.forward) == (0, 40 * 15 / 20), "as much less as it saves"
     assert line(row.temporaries.backward) == (60, 60 * 15 / 20), "the gradients are as much smaller as the weights"
+
+
+def _measured_at_two() -> CostModel:
+    # Each of two devices takes 2 + 7 n seconds, and holds 30 n bytes while it runs.
+    graph = chain(layer("b", None), layer("a", shards()))
+    curve, held = Curve(lines=((2.0, 7.0),)), Curve(lines=((0.0, 30.0),))
+    costs = table(graph)
+    at_two = replace(
+        costs.rows[1],
+        ranks=2,
+        forward=curve,
+        input_gradient=curve,
+        weight_gradient=curve,
+        temporaries=Temporaries(forward=held, backward=held),
+    )
+    return CostModel(graph, replace(costs, rows=(costs.rows[0], replace(costs.rows[1], shared=(at_two,)))), cluster(8))
+
+
+def test_measured_costs_of_two_devices_stand_in_place_of_computed_ones() -> None:
+    row = rank_costs(_measured_at_two(), ((0, 1),)).table.by_op["a", "gpu"]
+    assert line(row.forward) == pytest.approx((2 + 2 * 2 * 3, 7 + 2 * 40 / 2 / 4)), "only the sums are added"
+    assert line(row.weight_gradient) == (2, 7)
+    assert row.temporaries is not None
+    assert line(row.temporaries.forward) == (0, 30)
+
+
+def test_costs_of_more_devices_follow_from_the_most_that_were_measured() -> None:
+    """Of 10 FLOPs, each of two devices computes 6, and each of four 4. Each of these saves 12.5 of 20 bytes, not 15."""
+    row = rank_costs(_measured_at_two(), ((0, 1, 2, 3),)).table.by_op["a", "gpu"]
+    assert line(row.weight_gradient) == pytest.approx((2, 7 * 4 / 6))
+    assert row.temporaries is not None
+    assert line(row.temporaries.forward) == pytest.approx((0, 30 * 12.5 / 15))
+    assert (row.ranks, row.shared) == (None, ())
+
+
+def test_one_device_per_replica_does_not_use_measured_costs_of_two() -> None:
+    model = _measured_at_two()
+    assert model.task_seconds(("a",), 0, 1) == CostModel(model.graph, table(model.graph), cluster(8)).task_seconds(
+        ("a",), 0, 1
+    )
+
+
+def test_slower_devices_are_slower_at_every_number_of_them() -> None:
+    row = _measured_at_two().table.by_op["a", "gpu"].times(3)
+    assert row.shared[0].forward == Curve(lines=((6.0, 21.0),))
+
+
+@pytest.mark.parametrize("degrees", [(1,), (4, 2), (2, 2)])
+def test_measured_numbers_of_devices_ascend_from_two(degrees: tuple[int, ...]):
+    costs = table(GRAPH)
+    row = replace(costs.rows[0], shared=tuple(replace(costs.rows[0], ranks=ranks) for ranks in degrees))
+    with pytest.raises(InvalidInput, match=r"cost of op a on gpu, shared: are of \[.*must be of 2 or more each"):
+        replace(costs, rows=(row, *costs.rows[1:]))
+
+
+def test_a_cost_file_keeps_measured_numbers_of_devices(tmp_path: Path) -> None:
+    costs = _measured_at_two().table
+    costs.save(tmp_path / "costs.json")
+    assert CostTable.load(tmp_path / "costs.json") == costs
+    plain = replace(costs, rows=tuple(replace(row, shared=()) for row in costs.rows))
+    assert plain.fingerprint == table(_measured_at_two().graph).fingerprint != costs.fingerprint
 
 
 @pytest.mark.parametrize(("everywhere", "held"), [(True, 20 + 80 / 2), (False, 100)])
