@@ -27,7 +27,7 @@ def write_exo(plan: Plan) -> Exported:
         InvalidInput: the stages are not a chain of single devices, or a layer is on two of them.
     """
     for number, stage in enumerate(plan.stages):
-        if plan.successors[number] not in ((), (number + 1,)) or stage.degree > 1:
+        if plan.successors[number] not in ((), (number + 1,)) or len(stage.devices) > 1:
             raise InvalidInput(f"stage '{stage.name}' is not part of a chain of single devices", remedy=_REMEDY)
     if len(plan.used_devices) < len(plan.stages):
         raise InvalidInput("a device has several stages", where="plan", remedy=_REMEDY)

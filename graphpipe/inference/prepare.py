@@ -99,6 +99,7 @@ def replan(plan_before: Plan, cluster: Cluster, job: InferenceJob) -> Plan:
         planner=known,
         inference=True,
         objective=job.objective,
+        tensor="auto" if plan_before.shares_replicas else 1,
     )
 
 

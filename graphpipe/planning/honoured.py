@@ -47,7 +47,7 @@ _INFERENCE = _Kind(
     without=frozenset(
         {
             *("mixed_micro_batches", "schedule", "weights", "predictor", "stages_per_device", "offload_to"),
-            *("balance", "tensor"),
+            "balance",
         }
     ),
 )

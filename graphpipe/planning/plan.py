@@ -105,9 +105,13 @@ def _inference_plan(problem: Problem, settings: PlanSettings) -> Plan:
         micro_batch=settings.micro_batch,
     )
     forwards = replace(problem, trains=False)
-    return plan_with_splits(
-        forwards, settings.split_choice, lambda split: _planned(settings.planner, split, options), evaluate
-    )
+
+    def find(split: Problem) -> Plan:
+        return plan_with_ranks(
+            split, settings.tensor, lambda shared: _planned(settings.planner, shared, options), evaluate
+        )
+
+    return plan_with_splits(forwards, settings.split_choice, find, evaluate)
 
 
 def _planned(name: str, problem: Problem, options: Options) -> Plan:

@@ -51,7 +51,7 @@ def check_ranks(plan: PlanFields) -> None:
     2. Every operator that is shared out can be shared by so many.
     3. The devices of a replica are on one node, unless a person chose them.
     4. They do the same tasks: each hosts the same replicas of the same stages.
-    5. The plan trains, and the pipeline drains after every mini-batch.
+    5. If the plan trains, the pipeline drains after every mini-batch.
 
     Raises:
         InvalidInput: one of these does not hold. The stage and both sides are named.
@@ -74,9 +74,8 @@ def _check_stage(plan: PlanFields, stage: Stage) -> None:
         if shards is not None and not shards.shared_by(stage.tensor):
             what = f"operator '{name}' can be shared by {shards.most} devices or a divisor of it, but tensor is"
             raise InvalidInput(f"{what} {stage.tensor}", where=where, remedy=f"Choose a divisor of {shards.most}.")
-    if not plan.trains or plan.weights != "flush":
-        kind = f"the weight policy is '{plan.weights}'" if plan.trains else "the plan does not train"
-        what = f"{stage.tensor} devices share a replica, but {kind}"
+    if plan.weights != "flush":
+        what = f"{stage.tensor} devices share a replica, but the weight policy is '{plan.weights}'"
         raise InvalidInput(what, where=where, remedy="Set tensor to 1, or train with the weight policy 'flush'.")
     hosted = _hosted(plan)
     for first in range(0, count, stage.tensor):

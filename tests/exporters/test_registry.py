@@ -1,6 +1,7 @@
 """Plans in the forms of other tools, and a format from outside."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -54,6 +55,10 @@ def test_exo_refuses_what_it_cannot_run() -> None:
     parts = [Part(), Part(), Part()]
     with pytest.raises(InvalidInput, match="stage 's0' is not part of a chain"):
         write_exo(make_plan(parts, [(0, 2, 1.0), (1, 2, 1.0)]))
+    shared = make_plan([Part(devices=(0, 1))], [])
+    shared = replace(shared, stages=(replace(shared.stages[0], tensor=2),))
+    with pytest.raises(InvalidInput, match="stage 's0' is not part of a chain of single devices"):
+        write_exo(shared)
 
 
 def test_layers_names_what_every_device_computes() -> None:

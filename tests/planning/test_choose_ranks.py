@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from shared_replicas import chain, cluster, layer, problem, shards
+from shared_replicas import chain, cluster, layer, problem, shards, table
 
 from graphpipe.cluster import Cluster, Link
 from graphpipe.costs import CostTable, estimate
@@ -15,7 +15,9 @@ from graphpipe.planning.choose_ranks import shareable
 from graphpipe.planning.plan import plan as find_plan
 from graphpipe.planning.settings import PlanSettings
 from graphpipe.plans import Plan
+from graphpipe.plans.estimates import period_seconds
 from graphpipe.plans.verify import verify
+from graphpipe.simulator.predicted_step import step_seconds
 
 PARAMETERS, FLOPS = 200e6, 200e9
 """Bytes of the weights of a layer, and FLOPs of a sample."""
@@ -136,7 +138,6 @@ def test_an_operator_that_so_many_cannot_share_runs_whole() -> None:
         ({"tensor": 16}, "tensor: is 16, but no node of 'test' has 16 devices of one type"),
         ({"tensor": 3}, "tensor: is 3, but operators can be shared by 8 devices or divisors of these"),
         ({"tensor": 2, "planner": "pipedream"}, "tensor: is 2, but planner 'pipedream' does not follow it"),
-        ({"tensor": "auto", "inference": True}, "tensor: is 'auto', but plans for inference do not follow it"),
         ({"tensor": 2, "weights": "stash"}, "tensor: is 2, but plans without a flush do not follow it"),
     ],
 )
@@ -145,6 +146,25 @@ def test_what_cannot_be_followed_is_refused(asked: dict[str, object], message: s
     with pytest.raises(InvalidInput) as caught:
         planned(found.graph, found.cluster, 4, found.costs, **asked)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency"])
+def test_replicas_are_shared_in_inference_where_that_pays(objective: str):
+    """A forward takes 1 + 100 n seconds, of which 80 n can be divided. Sums between two devices take 12 + 10 n."""
+    graph = chain(layer("a", shards()))
+    near, costs = problem(graph, 4).cluster, table(graph, slope=100)
+    asked: dict[str, Any] = {"inference": True, "objective": objective}
+    plans = {tensor: planned(graph, near, 4, costs, tensor=tensor, **asked) for tensor in (1, 2, "auto")}
+    assert {stage.tensor for stage in plans[2].stages} == {2}
+    seconds = {tensor: evaluated(plan, objective) for tensor, plan in plans.items()}
+    assert seconds["auto"] <= min(seconds[1], seconds[2])
+    for plan in plans.values():
+        assert not plan.trains
+        verify(plan)
+
+
+def evaluated(plan: Plan, objective: str) -> float:
+    return step_seconds(plan) if objective == "latency" else period_seconds(plan)
 
 
 def test_a_number_needs_a_layout() -> None:

@@ -55,7 +55,6 @@ CASES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
         lambda p: changed(p, 1, devices=(0, 1), tensor=1, micro_batch=2, in_flight=2),
         "'d0' and 'd1' share a replica, but host different replicas or stages",
     ),
-    "inference": (lambda p: replace(p, trains=False), "2 devices share a replica, but the plan does not train"),
     "without a flush": (lambda p: replace(p, weights="stash"), "but the weight policy is 'stash'"),
     "micro-batch": (
         lambda p: changed(p, 0, micro_batch=1, in_flight=4),
@@ -99,6 +98,19 @@ def test_the_bytes_of_each_device_by_hand() -> None:
 @pytest.mark.parametrize("state", ["whole", "optimizer", "all", "layers"])
 def test_the_verifier_counts_the_same_bytes(recompute: str, state: str):
     _check_boundary(changed(sound(), 0, recompute=recompute, state=state))
+
+
+def test_the_verifier_counts_the_same_bytes_in_inference() -> None:
+    hand = HandPlan(
+        stages=(
+            HandStage(name="front", ops=("a", "b"), devices=(0, 1), micro_batch=2, tensor=2),
+            HandStage(name="back", ops=("c",), devices=(2,), micro_batch=2),
+        ),
+        schedule="forward-only",
+    )
+    plan = plan_by_hand(replace(problem(GRAPH, 4), trains=False), hand)
+    assert 20 + 80 / 2 + 100 <= needed_bytes(plan)[0] < 200, "a part of the weights, and no gradients of them"
+    _check_boundary(plan)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

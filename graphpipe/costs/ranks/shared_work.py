@@ -34,10 +34,12 @@ def shared_work(
     graph, device, ring = model.graph, replicas[0][0], slowest_ring(model, replicas)
     without = tuple(op for op in ops if graph[op].shards is None)
     sums = 0.0
-    for shards, returns in ((graph[op].shards, op in graph.returning) for op in ops):
+    for shards, returns in ((graph[op].shards, model.trains and op in graph.returning) for op in ops):
         if shards is not None:
             lines = [ring.reduce_line(shards.forward_reductions, shards.forward_bytes_per_sample)]
-            lines += [ring.reduce_line(shards.backward_reductions, shards.backward_bytes_per_sample)] * returns
+            lines += [ring.reduce_line(shards.backward_reductions, shards.backward_bytes_per_sample)] * (
+                returns and model.trains
+            )
             sums += sum(fixed + slope * samples for fixed, slope in lines)
 
     def seconds(costs: CostModel, names: Sequence[str]) -> float:

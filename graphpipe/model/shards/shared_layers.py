@@ -115,7 +115,7 @@ class VocabularyRows(nn.Module):
         super().__init__()
         self.weight, self.team = weight, team
         self.num_embeddings, self.embedding_dim = layer.num_embeddings, layer.embedding_dim
-        self.range = RowRange(piece, layer.num_embeddings, layer.padding_idx)
+        self.range = RowRange(piece, layer.num_embeddings, layer.padding_idx, fails_everywhere=True)
         self.scale_grad_by_freq = layer.scale_grad_by_freq
 
     def forward(self, indices: Tensor) -> Tensor:

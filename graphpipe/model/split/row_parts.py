@@ -3,7 +3,7 @@
 indices  2 7 4 | 9 1 3             rows 0:5 of 10:  2 - 4 | - 1 3        rows 5:10:  - 7 - | 9 - -
 
 The first and the last part look up what lies before and behind the table too. So an index that the table does not have
-fails as in the whole layer.
+fails as in the whole layer. Where ranks exchange values in the middle of an operator, it fails on all of them.
 """
 
 from typing import final
@@ -24,18 +24,23 @@ class RowRange(nn.Module):
         piece: the rows that the part has.
         rows: of the whole table.
         padding_idx: of the whole table; None if there is none.
+        fails_everywhere: whether every part fails for an index that the table does not have.
     """
 
-    def __init__(self, piece: ParameterSlice, rows: int, padding_idx: int | None) -> None:
+    def __init__(
+        self, piece: ParameterSlice, rows: int, padding_idx: int | None, *, fails_everywhere: bool = False
+    ) -> None:
         super().__init__()
-        self.start, self.stop, self.rows = piece.start, piece.stop, rows
+        self.start, self.stop, self.rows, self.fails_everywhere = piece.start, piece.stop, rows, fails_everywhere
         here = padding_idx is not None and piece.start <= padding_idx < piece.stop
         self.padding_idx = padding_idx - piece.start if here and padding_idx is not None else None
         """In the part; None if the part does not have this row."""
 
     def forward(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Return the indices in the part, and a mask that is true for those of other parts."""
-        if self.start == 0:
+        if self.fails_everywhere:
+            others = ((indices >= 0) & (indices < self.start)) | ((indices >= self.stop) & (indices < self.rows))
+        elif self.start == 0:
             others = indices >= self.stop
         elif self.stop == self.rows:
             others = indices < self.start

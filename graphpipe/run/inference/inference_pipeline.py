@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -32,6 +33,7 @@ from graphpipe.run.stage.receive_buffers import ReceiveBuffers
 from graphpipe.run.step.evaluation import evaluation_mode, forward_schedules
 from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.step.programs_by_shape import ProgramsByShape, format_inputs
+from graphpipe.run.tensor.share_stages import check_tensor, open_teams, share_stages
 from graphpipe.run.worker.recorder import Recorder
 from graphpipe.run.worker.step_batches import StepBatches
 from graphpipe.run.worker.step_run import run_step
@@ -63,16 +65,18 @@ class InferencePipeline:
         self._whole = any(op.whole_batch for op in plan.graph.ops)
         self.world = join(options.device, options.timeout_seconds)
         with self.world.closing_on_error():
-            shapes = ProgramsByShape(plan, model, "fp32", self.world.device, options.captured).first
+            check_tensor(plan, "allreduce")
+            placement = RankPlacement.of(plan, self.world.size)
+            share = partial(share_stages, placement=placement, world=self.world)
+            shapes = ProgramsByShape(plan, model, "fp32", self.world.device, options.captured, share).first
             self._specs = shapes.specs
             programs = [*shapes.programs]
             output = [program.is_output for program in programs].index(True)
             check_evaluates(programs)
             self._arrange = shapes.programs[output].arrange
             if plan.stages[output].degree > 1:
-                what = f"stage '{plan.stages[output].name}', which computes the answers, is on several devices"
-                raise InvalidInput(what, where="plan", remedy="Give it one device.")
-            placement = RankPlacement.of(plan, self.world.size)
+                what = f"stage '{plan.stages[output].name}', which computes the answers, has several replicas"
+                raise InvalidInput(what, where="plan", remedy="Give it one device, or devices that share one replica.")
             settings = {
                 "engine": "inference",
                 "optimizer sharding": "whole",
@@ -83,6 +87,7 @@ class InferencePipeline:
             }
             self._schedules = forward_schedules(plan, build_schedule(plan), placement)
             shake_hands(self.world, plan, placement, settings)
+            open_teams(placement, self.world)
             check_planned_precision(plan, "fp32", where="inference")
             if source is not None or lacks_data(model):
                 host_tensors(model, programs, placement, self.world, source, options.seed)
@@ -117,7 +122,7 @@ class InferencePipeline:
             for replica in self._worker.replicas.values():
                 replica.program.module.to(self.world.device)
             root = placement.ranks(output)[0]
-            members = sorted({rank for stage in range(len(plan.stages)) for rank in placement.ranks(stage)} - {root})
+            members = sorted({*placement.rank_of.values()} - {root})
             self._reports = FailureReports(world=self.world, root=root, members=members)
 
     @property
@@ -209,7 +214,7 @@ class InferencePipeline:
             runs = run_step(self._worker, forward.lowered, StepBatches.of((batch,)), None).values()
         own = {sample: why for run in runs for sample, why in sorted(run.failures.items(), reverse=True)}
         failures = self._reports.exchange(own)
-        results = [piece for run in runs for piece in run.results]
+        results = [piece for run in runs if not run.replica.slot.position for piece in run.results]
         if not one_row_each(results):
             remedy = "Return one row per sample."
             raise InvalidInput("an output tensor does not have one row per sample", where="model", remedy=remedy)

@@ -19,6 +19,7 @@ from graphpipe.run.stage.recompute import Recomputation, set_up_regions
 from graphpipe.run.stage.stage_replica import StageReplica
 from graphpipe.run.stage.stage_replica_run import StageReplicaRun
 from graphpipe.run.step.pipeline_options import PipelineOptions
+from graphpipe.run.tensor.share_stages import open_teams
 from graphpipe.run.weights.build_sync import build_sync, holds_shards
 from graphpipe.run.weights.parameter_slices import own_slices
 from graphpipe.run.weights.replica_sync import ReplicaSync
@@ -197,8 +198,7 @@ def open_groups(plan: Plan, placement: RankPlacement, world: World) -> None:
     for number, stage in enumerate(plan.stages):
         for position in range(stage.tensor):
             world.open_group(placement.ranks(number, position))
-        for replica in range(stage.degree if stage.tensor > 1 else 0):
-            world.open_group(placement.team(number, replica))
+    open_teams(placement, world)
     for tied in plan.tied_gradients:
         for ranks in tied_ranks(plan, placement, tied):
             world.open_group(ranks)

@@ -12,6 +12,13 @@ from graphpipe.run.tensor.rank_team import AbsentTeam, RankTeam
 from graphpipe.run.tensor.tensor_slices import check_tied, divided_parameters
 
 
+def open_teams(placement: RankPlacement, world: World) -> None:
+    """Open the groups of ranks that share a replica; every rank must call this."""
+    for number, stage in enumerate(placement.plan.stages):
+        for replica in range(stage.degree if stage.tensor > 1 else 0):
+            world.open_group(placement.team(number, replica))
+
+
 def share_stages(submodules: Submodules, placement: RankPlacement, world: World) -> None:
     """Put the parts of this rank in place of the submodules that its stages call. A single rank computes the whole.
 
@@ -78,4 +85,5 @@ def check_tensor(plan: Plan, engine: str) -> None:
                 where=f"stage '{stage.name}'",
                 remedy=remedy,
             )
-    check_tied(plan)
+    if plan.trains:
+        check_tied(plan)

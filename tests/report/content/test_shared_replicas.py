@@ -44,6 +44,15 @@ def test_what_devices_gain_is_shown(plan: Plan) -> None:
     assert shown.rows == [["s0", "2", "22.0 s", "36.0 s", "0%", "61%"]]
 
 
+def test_inference_has_no_sums_of_a_backward() -> None:
+    """152 % of a stage's time were sums: those of the backward counted, which does not happen."""
+    graph = chain(layer("b", None), layer("a", shards()))
+    stages = (HandStage(ops=("b", "a"), devices=(0, 1), tensor=2, micro_batch=1),)
+    found = plan_by_hand(replace(problem(graph, 2, 4), trains=False), HandPlan(stages=stages, schedule="forward-only"))
+    # The shared operator takes 7 s and sums of 22 s, the other one 11 s.
+    assert shared_work_table(found).rows == [["s0", "2", "22.0 s", "40.0 s", "28%", "55%"]]
+
+
 def test_the_box_of_a_stage_says_so(plan: Plan) -> None:
     assert stage_lines(plan, 0)[-2:] == ["4 devices, micro 2 × 1", "2 devices per replica"]
 

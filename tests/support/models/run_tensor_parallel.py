@@ -14,6 +14,7 @@ import graphpipe as gp
 from graphpipe.model.capture.capture import Captured, capture_nodes
 from graphpipe.model.capture_file.capture_file import load_capture
 from graphpipe.model.zoo.gpt import Gpt, GptShape
+from graphpipe.run.inference.inference_pipeline import InferencePipeline
 
 SAMPLES, LENGTH, VOCABULARY = 4, 6, 24
 Cut = Sequence[tuple[Sequence[str], Sequence[int], int, int]]
@@ -112,13 +113,14 @@ def graph_of(name: str) -> gp.Graph:
     return gp.with_shards(captured_of(name).graph, MODELS[name]().double())
 
 
-def plan_of(name: str, cut: Cut, schedule: str = "1f1b", **changes: Any) -> gp.Plan:
+def plan_of(name: str, cut: Cut, schedule: str | None = "1f1b", *, inference: bool = False, **changes: Any) -> gp.Plan:
     """Return a plan of a model with some stages.
 
     Args:
         name: of the model.
         cut: the stages.
-        schedule: of the plan.
+        schedule: of the plan, if it trains.
+        inference: whether it answers requests.
         changes: fields of all stages.
     """
     graph = graph_of(name)
@@ -128,7 +130,31 @@ def plan_of(name: str, cut: Cut, schedule: str = "1f1b", **changes: Any) -> gp.P
         gp.HandStage(ops=tuple(ops), devices=tuple(on), micro_batch=size, tensor=degree, **changes)
         for ops, on, degree, size in cut
     ]
-    return gp.hand_plan(graph, costs, cluster, batch_size=SAMPLES, stages=stages, schedule=schedule)
+    schedule = None if inference else schedule
+    return gp.hand_plan(
+        graph, costs, cluster, batch_size=SAMPLES, stages=stages, schedule=schedule, inference=inference
+    )
+
+
+def requests(bad: Sequence[tuple[int, int]] = ()) -> list[Tensor]:
+    """Return three requests of 3, 1 and 4 samples, some of whose samples have a word that is not in the vocabulary."""
+    tokens = [batch(step)[0][:samples].clone() for step, samples in enumerate((3, 1, 4))]
+    for request, sample in bad:
+        tokens[request][sample, 1] = VOCABULARY
+    return tokens
+
+
+def answer_all(cases: Sequence[tuple[str, Cut, Sequence[tuple[int, int]]]]) -> list[Any]:
+    """Answer requests by models whose stages are cut so; for each case the outputs and failures, or None."""
+    found: list[Any] = []
+    for name, cut, bad in cases:
+        plan, model = plan_of(name, cut, inference=True), MODELS[name]().double()
+        options = gp.PipelineOptions(captured=captured_of(name))
+        with InferencePipeline(plan, model, options=options) as pipeline:
+            answers = [*pipeline.map(requests(bad))]
+            kept = [(each.outputs, [it.sample for it in each.failed]) for each in answers if each is not None]
+            found.append(kept if pipeline.answers else None)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
