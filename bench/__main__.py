@@ -49,6 +49,8 @@ MODULES = {
     "inference": "running.requests.inference",
     "requests": "running.requests.requests",
     "gpu": "running.predicted.gpu",
+    "shared": "running.shared.shared",
+    "layout": "running.shared.layout",
     "rank-gradients": "families.rank_gradients",
     "tensor-gradients": "families.tensor_gradients",
     "fault-rerouting": "faults.fault_rerouting",

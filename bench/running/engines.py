@@ -30,14 +30,22 @@ def ours(
 
 
 def theirs(
-    module: nn.Module, loss: Loss, schedule: str, micro_batches: int, inputs: Sequence[Tensor], targets: Tensor
+    module: nn.Module,
+    loss: Loss,
+    schedule: str,
+    micro_batches: int,
+    inputs: Sequence[Tensor],
+    targets: Tensor,
+    *,
+    group: dist.ProcessGroup | None = None,
 ) -> Step:
     """Return a step of torch.distributed.pipelining, as its documentation has it, for this rank's stage.
 
-    Outputs are not kept, which its default does: nobody needs them.
+    Outputs are not kept, which its default does: nobody needs them. The stages are on the ranks of a group, in their
+    order: by default on all ranks.
     """
-    rank, size = dist.get_rank(), dist.get_world_size()
-    stage = PipelineStage(module, rank, size, torch.device("cpu"))
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    stage = PipelineStage(module, rank, size, torch.device("cpu"), group=group)
     runner = _SCHEDULES[schedule](stage, micro_batches, loss_fn=loss)
     optimizer = adamw([*module.parameters()])
 

@@ -1,0 +1,1 @@
+"""The runtime of replicas that several ranks share, against what torch brings for it."""
