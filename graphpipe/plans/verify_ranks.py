@@ -51,7 +51,6 @@ def check_ranks(plan: PlanFields) -> None:
     2. Every operator that is shared out can be shared by so many.
     3. The devices of a replica are on one node, unless a person chose them.
     4. They do the same tasks: each hosts the same replicas of the same stages.
-    5. If the plan trains, the pipeline drains after every mini-batch.
 
     Raises:
         InvalidInput: one of these does not hold. The stage and both sides are named.
@@ -74,9 +73,6 @@ def _check_stage(plan: PlanFields, stage: Stage) -> None:
         if shards is not None and not shards.shared_by(stage.tensor):
             what = f"operator '{name}' can be shared by {shards.most} devices or a divisor of it, but tensor is"
             raise InvalidInput(f"{what} {stage.tensor}", where=where, remedy=f"Choose a divisor of {shards.most}.")
-    if plan.weights != "flush":
-        what = f"{stage.tensor} devices share a replica, but the weight policy is '{plan.weights}'"
-        raise InvalidInput(what, where=where, remedy="Set tensor to 1, or train with the weight policy 'flush'.")
     hosted = _hosted(plan)
     for first in range(0, count, stage.tensor):
         _check_replica(plan, stage.devices[first : first + stage.tensor], hosted, where)

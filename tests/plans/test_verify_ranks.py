@@ -55,7 +55,6 @@ CASES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
         lambda p: changed(p, 1, devices=(0, 1), tensor=1, micro_batch=2, in_flight=2),
         "'d0' and 'd1' share a replica, but host different replicas or stages",
     ),
-    "without a flush": (lambda p: replace(p, weights="stash"), "but the weight policy is 'stash'"),
     "micro-batch": (
         lambda p: changed(p, 0, micro_batch=1, in_flight=4),
         "stage 'front': micro_batch 1 does not split over 2 replicas",

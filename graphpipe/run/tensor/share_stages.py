@@ -68,10 +68,7 @@ def check_tensor(plan: Plan, engine: str) -> None:
         if stage.tensor == 1:
             continue
         problem, remedy = "", ""
-        if plan.weights != "flush":
-            problem = f"weights follow the policy {plan.weights}"
-            remedy = "Plan with weights='flush', or without tensor parallelism."
-        elif stage.state not in ("whole", "optimizer"):
+        if stage.state not in ("whole", "optimizer"):
             problem = "replicas shard weights and gradients"
             remedy = "Plan without sharding, or shard only the optimizer's state."
         elif engine != "allreduce" and stage.degree > 1:

@@ -219,6 +219,21 @@ def train_all(cases: Sequence[Case]) -> list[dict[str, Any]]:
     return [train(case) for case in cases]
 
 
+def train_segments(cases: Sequence[Case]) -> list[dict[str, Any]]:
+    """Train a segment of each of the cases, whose plans update weights without a flush; return losses and weights."""
+    found: list[dict[str, Any]] = []
+    for case in cases:
+        model = MODELS[case.name]().double()
+        captured = load_capture(Path(case.captured), case.plan.graph) if case.captured else captured_of(case.name)
+        options = gp.PipelineOptions(timeout_seconds=20, captured=captured, **case.options)
+        given = [({"tokens": tokens}, targets) for tokens, targets in map(batch, range(case.steps))]
+        with gp.Pipeline(case.plan, model, loss_fn, sgd, options=options) as pipeline:
+            losses = pipeline.segment(given)
+            pipeline.sync_model()
+            found.append({"losses": losses, "state": {key: each.clone() for key, each in model.state_dict().items()}})
+    return found
+
+
 @cache
 def train_plainly(name: str, steps: int = 2, clip_norm: float = 1e9) -> dict[str, Any]:
     """Train without a pipeline."""
