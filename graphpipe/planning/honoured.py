@@ -40,7 +40,7 @@ class _Kind:
 
 _WITHOUT_FLUSH = _Kind(
     plans="plans without a flush",
-    without=frozenset({"mixed_micro_batches", "objective", "stages_per_device", "offload_to", "tensor"}),
+    without=frozenset({"mixed_micro_batches", "objective", "stages_per_device", "offload_to"}),
 )
 _INFERENCE = _Kind(
     plans="plans for inference",

@@ -188,6 +188,10 @@ def _plan_without_flush(problem: Problem, settings: PlanSettings) -> Plan:
         micro_batch=settings.micro_batch,
         splits_backward=find_scheduler(schedule).splits_backward,
     )
-    return plan_with_splits(
-        problem, settings.split_choice, lambda split: without_flush.plan(planner, split, options), seconds
-    )
+
+    def find(split: Problem) -> Plan:
+        return plan_with_ranks(
+            split, settings.tensor, lambda shared: without_flush.plan(planner, shared, options), seconds
+        )
+
+    return plan_with_splits(problem, settings.split_choice, find, seconds)

@@ -138,7 +138,6 @@ def test_an_operator_that_so_many_cannot_share_runs_whole() -> None:
         ({"tensor": 16}, "tensor: is 16, but no node of 'test' has 16 devices of one type"),
         ({"tensor": 3}, "tensor: is 3, but operators can be shared by 8 devices or divisors of these"),
         ({"tensor": 2, "planner": "pipedream"}, "tensor: is 2, but planner 'pipedream' does not follow it"),
-        ({"tensor": 2, "weights": "stash"}, "tensor: is 2, but plans without a flush do not follow it"),
     ],
 )
 def test_what_cannot_be_followed_is_refused(asked: dict[str, object], message: str):
@@ -160,6 +159,18 @@ def test_replicas_are_shared_in_inference_where_that_pays(objective: str):
     assert seconds["auto"] <= min(seconds[1], seconds[2])
     for plan in plans.values():
         assert not plan.trains
+        verify(plan)
+
+
+@pytest.mark.parametrize("weights", ["stash", "double-buffer"])
+def test_replicas_are_shared_without_a_flush_where_that_pays(weights: str):
+    graph = chain(layer("a", shards()), layer("b", shards()))
+    near, costs = problem(graph, 4).cluster, table(graph, slope=100)
+    plans = {tensor: planned(graph, near, 4, costs, tensor=tensor, weights=weights) for tensor in (1, 2, "auto")}
+    assert {stage.tensor for stage in plans[2].stages} == {2}
+    assert step_seconds(plans["auto"]) <= min(step_seconds(plans[1]), step_seconds(plans[2]))
+    for plan in plans.values():
+        assert plan.weights == weights
         verify(plan)
 
 
