@@ -37,9 +37,7 @@ def shared_work(
     for shards, returns in ((graph[op].shards, model.trains and op in graph.returning) for op in ops):
         if shards is not None:
             lines = [ring.reduce_line(shards.forward_reductions, shards.forward_bytes_per_sample)]
-            lines += [ring.reduce_line(shards.backward_reductions, shards.backward_bytes_per_sample)] * (
-                returns and model.trains
-            )
+            lines += [ring.reduce_line(shards.backward_reductions, shards.backward_bytes_per_sample)] * returns
             sums += sum(fixed + slope * samples for fixed, slope in lines)
 
     def seconds(costs: CostModel, names: Sequence[str]) -> float:
