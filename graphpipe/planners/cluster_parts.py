@@ -22,8 +22,6 @@ def fastest_on_parts(
     options: Options,
     find: Callable[[Problem, Options], Plan],
     parts: Iterable[tuple[float, Positions]],
-    *,
-    slower: float = 1.0,
 ) -> Plan:
     """Return the plan under the caller's schedule, or a faster one that uses only the devices of a part.
 
@@ -34,7 +32,6 @@ def fastest_on_parts(
         find: the search.
         parts: each with seconds that its devices need at least. A part that needs as long as the best plan so far is
             not searched.
-        slower: how many times as long as the best plan so far a searched one may take.
     """
     # A search of unequal devices returns plans under 1F1B. They were compared with plans under a better schedule.
     best = options.under_schedule(plan)
@@ -44,7 +41,7 @@ def fastest_on_parts(
             continue
         cluster = problem.cluster.only([problem.cluster.devices[device].name for device in part])
         try:
-            found = find(replace(problem, cluster=cluster), replace(options, most_seconds=slower * seconds))
+            found = find(replace(problem, cluster=cluster), replace(options, most_seconds=seconds))
         except Infeasible:  # Too little memory, or every plan is slower.
             continue
         found = _on_all(found, problem.cluster, part)

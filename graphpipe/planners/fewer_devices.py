@@ -11,8 +11,6 @@ from graphpipe.plans.plan import Plan
 
 _FEWER = 3
 """Most devices to leave out."""
-_SHARING = 1.2
-"""How many times as long a plan may take before devices share its stages."""
 
 
 def with_fewer_devices(
@@ -37,8 +35,7 @@ def with_fewer_devices(
     if len(problem.cluster.device_types) > 1 and problem.trains:
         return plan
     fewer = range(len(devices) - 1, max(0, len(devices) - 1 - _FEWER), -1)
-    slower = 1.0 if options.stages_per_device == 1 else _SHARING
-    return fastest_on_parts(problem, plan, options, find, [(0.0, (*range(count),)) for count in fewer], slower=slower)
+    return fastest_on_parts(problem, plan, options, find, [(0.0, (*range(count),)) for count in fewer])
 
 
 def is_regular(cluster: Cluster) -> bool:

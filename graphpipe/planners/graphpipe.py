@@ -2,6 +2,7 @@
 
 from dataclasses import fields, replace
 from functools import partial
+from math import inf
 
 from graphpipe.errors import Infeasible
 from graphpipe.planners.device_subsets import with_device_subsets
@@ -74,7 +75,8 @@ def _searched(problem: Problem, options: Options) -> Plan:
     # How many stages a device may host, and how those plans rank, matters only to `with_shared_devices`.
     wanted += [getattr(options, each.name) for each in fields(options) if each.name not in _OF_SHARING]
     alone = options.remembered.plan(wanted, lambda: _with_own_devices(problem, options))
-    return with_shared_devices(problem, alone, options)
+    slow = options.most_seconds < inf and options.evaluate(alone) >= options.most_at_first
+    return alone if slow else with_shared_devices(problem, alone, options)
 
 
 def _with_own_devices(problem: Problem, options: Options) -> Plan:

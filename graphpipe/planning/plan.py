@@ -8,7 +8,7 @@ from typing import Any, cast
 from graphpipe.cluster import Cluster
 from graphpipe.collection_pause import collection_paused
 from graphpipe.costs import CostTable
-from graphpipe.errors import InvalidInput
+from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.planners.problem.in_order_bound import least_seconds
 from graphpipe.planners.problem.options import Objective, Options
@@ -137,8 +137,11 @@ def _training_plan(problem: Problem, settings: PlanSettings) -> Plan:
             return best
         # A search that ranks by split backwards takes other turns, and once ended 8 % behind 1F1B on four operators.
         in_order, _ = _options(problem.cluster, replace(settings, schedule=AS_PLANNED), seconds)
-        in_order = replace(in_order, stages_per_device=options.stages_per_device)
-        return min(best, find_planner(settings.planner).plan(problem, in_order), key=seconds)
+        in_order = replace(in_order, stages_per_device=options.stages_per_device, most_seconds=seconds(best))
+        try:
+            return min(best, find_planner(settings.planner).plan(problem, in_order), key=seconds)
+        except Infeasible:  # Every plan is slower.
+            return best
 
     def find(problem: Problem, options: Options = options) -> Plan:
         return plan_with_ranks(problem, settings.tensor, lambda grouped: found(grouped, options), seconds)

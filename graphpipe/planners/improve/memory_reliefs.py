@@ -29,9 +29,6 @@ _NEAR = 1.1
 _LATER = 1.4
 """How many times as long a plan may take before `eased` and the moves after the search, which shorten its step.
 Recomputing takes a third of the time without it, or less."""
-_SHARING = 1.4
-"""How many times as long it may take before devices share its stages. In `bench sharing` they gain up to 1.31."""
-
 _FAR = 1.1
 """How many times as long as with more memory a plan must take for every kind of chain to be tried."""
 
@@ -80,6 +77,8 @@ def with_reliefs(problem: Problem, options: Options, planner: str, find: Search)
         return bool(new)
 
     tried(problem, partial(find, problem, options))
+    if misses and options.most_seconds < inf:
+        raise misses[0]  # It may be time that is short, and the caller has a plan.
     if plans and (problem.weights != "flush" or _has_room(plans[0])):
         return plans[0]
     nothing_fits = not plans
@@ -115,7 +114,7 @@ def with_reliefs(problem: Problem, options: Options, planner: str, find: Search)
 
 
 def _seconds(options: Options, plans: Sequence[Plan]) -> float:
-    return min(map(options.evaluate, plans), default=inf)
+    return min([options.most_seconds, *map(options.evaluate, plans)])
 
 
 def _has_room(plan: Plan) -> bool:
@@ -161,8 +160,7 @@ def _chain(partitions: Callable[..., Iterable[list[Part]]], problem: Problem, pl
 
 
 def _eased_search(find: Search, problem: Problem, options: Options) -> Plan:
-    slower = _LATER * (_SHARING if options.stages_per_device > 1 else 1.0)
-    return eased(find(problem, replace(_easing(options), most_seconds=slower * options.most_seconds)))
+    return eased(find(problem, replace(_easing(options), most_seconds=_LATER * options.most_seconds)))
 
 
 def _easing(options: Options) -> Options:

@@ -13,6 +13,9 @@ from graphpipe.plans.plan import Plan
 Objective = Literal["step", "bottleneck"]
 InferenceObjective = Literal["throughput", "latency"]
 OffloadTo = Literal["host", "neighbours"]
+_SHORTER = 1.1
+"""How many times as fast small changes and shared devices may make a plan. On 39 problems, all plans were the same as
+with 1.2 and without a limit, in 0.72 times the processor time."""
 
 
 def _nothing(_: Plan) -> float:
@@ -45,7 +48,7 @@ class Options:
     stages_per_device: int = 1
     """The most stages that a device may host, except for stages of the whole-batch tail."""
     most_seconds: float = inf
-    """The most seconds of a step: slower plans are not wanted, so only fast enough stages are searched."""
+    """The most seconds of a step: slower plans are not wanted."""
     splits_backward: bool = False
     """Whether `scheduled` may split the backward. More stages then fill and drain faster."""
     micro_batch: int | None = None
@@ -58,6 +61,11 @@ class Options:
     """Where searched stages offload to. `neighbours`: also to other devices, where that is faster."""
     remembered: RememberedPlans = field(default_factory=RememberedPlans)
     """The plans of searches so far."""
+
+    @property
+    def most_at_first(self) -> float:
+        """The most seconds of a step before small changes and shared devices make it shorter."""
+        return self.most_seconds if self.scheduled is None else _SHORTER * self.most_seconds
 
     def sizes(self, batch_size: int) -> list[int]:
         """Return the micro-batch sizes to try for a mini-batch, ascending."""

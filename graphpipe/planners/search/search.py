@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
+from math import inf
 
 from graphpipe.costs import CostModel
 from graphpipe.errors import Infeasible
@@ -17,7 +19,7 @@ from graphpipe.planners.search.partition_search import PartitionSearch
 from graphpipe.planners.search.setting_table import SettingTable, shares
 from graphpipe.planners.search.target_search import GraphForm
 from graphpipe.planners.search.tree_rewrites import bundled, paired, width
-from graphpipe.plans.estimates import bottleneck_seconds
+from graphpipe.plans.estimates import bottleneck_seconds, least_step_seconds
 from graphpipe.plans.plan import Plan
 
 
@@ -51,7 +53,7 @@ def search(problem: Problem, options: Options, *, planner: str, chains: tuple[bo
         for chain in chains
     )
     tail = WholeBatchTail.of(problem.graph)
-    run = PartitionSearch(problem, costs, tail, planner, rankings, options.most_seconds)
+    run = PartitionSearch(problem, costs, tail, planner, rankings, options.most_at_first)
     if run.tail.before is None:
         for ranking in rankings:
             ranking.offer([run.tail.part(problem)])
@@ -63,9 +65,25 @@ def search(problem: Problem, options: Options, *, planner: str, chains: tuple[bo
     plans = _distinct(plan for kind in kinds for plan in kind)
     if options.objective == "bottleneck":
         return min(plans, key=bottleneck_seconds)
+    if options.scheduled is not None:
+        plans = _fast_enough(plans, options)
     if False in chains and options.thorough:
         plans = _distinct([*plans, *run.shortest_chains()])
     return options.scheduled(plans) if options.scheduled is not None else options.best(plans)
+
+
+def _fast_enough(plans: list[Plan], options: Options) -> list[Plan]:
+    """Return the plans that small changes and devices that share stages may make as fast as the caller wants.
+
+    Raises:
+        Infeasible: there are none.
+    """
+    if (most := options.most_at_first) == inf:
+        return plans
+    least = partial(least_step_seconds, whole_backwards=not options.splits_backward)
+    if fast := [plan for plan in plans if least(plan) < most]:
+        return fast
+    raise Infeasible(f"every plan takes at least {most} seconds")
 
 
 def _distinct(plans: Iterable[Plan]) -> list[Plan]:

@@ -1,5 +1,6 @@
 """Planners on whole problems: validity, memory, whole-batch tails, and graph planner against chain planner."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +16,10 @@ from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.problem.stage_costs import micro_batch_sizes
 from graphpipe.planners.registry import PLANNERS, planner_names
+from graphpipe.planners.search.search import search
 from graphpipe.planning.best_candidate import BestCandidate
 from graphpipe.planning.choose_schedule import scheduled
+from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import memory_shortfall
 from graphpipe.plans.estimates import bottleneck_seconds, estimated_step_seconds
 from graphpipe.plans.verify import verify
@@ -185,3 +188,22 @@ def test_closed_forms_by_hand() -> None:
     plan = graphpipe(towers([3], 1, 4, layer=(0.0, 1e-3), join=(0.0, 0.0)), Options(micro_batch=4))
     assert bottleneck_seconds(plan) == pytest.approx(9e-3, rel=1e-6)
     assert estimated_step_seconds(plan) == pytest.approx(4 * 9e-3, rel=1e-6)
+
+
+def test_plans_far_slower_than_wanted_get_no_schedule() -> None:
+    """A search of half of 32 devices for candle-uno scheduled and changed plans whose lower bound was 1.3 times the
+    step of the plan for all devices, and then let devices share their stages: this took half of the time."""
+    problem = towers([4, 4], 4, 16)
+    asked = list[int]()
+
+    def scheduled_plans(plans: Sequence[Plan]) -> Plan:
+        asked.append(len(plans))
+        return min(plans, key=step_seconds)
+
+    options = Options(evaluate=step_seconds, scheduled=scheduled_plans)
+    found = search(problem, options, planner="graphpipe", chains=(False, True))
+    search(problem, replace(options, most_seconds=step_seconds(found)), planner="graphpipe", chains=(False, True))
+    assert len(asked) == 2
+    with pytest.raises(Infeasible):
+        search(problem, replace(options, most_seconds=0.5 * step_seconds(found)), planner="graphpipe", chains=(False,))
+    assert len(asked) == 2
