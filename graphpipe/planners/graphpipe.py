@@ -1,5 +1,6 @@
 """`graphpipe`: the graph planner (Jeon et al., GraphPipe, ASPLOS 2025, sections 5 and 6)."""
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial
 from math import inf
@@ -15,7 +16,7 @@ from graphpipe.planners.inference.graph_plans import plan_inference
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.problem.planner import Planner
-from graphpipe.planners.search.search import search
+from graphpipe.planners.search.search import candidates, distinct
 from graphpipe.planners.sequential_stages import with_sequential_stages
 from graphpipe.planners.sharing.share_devices import with_shared_devices
 from graphpipe.plans.plan import Plan
@@ -36,12 +37,13 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
        the step time also includes warm-up and drain.
     4. Evaluate partitions of the linearised graph as sequential pipelines too, as the chain planner does, so that the
        result is never worse than its plan.
-    5. Steps 1-4 treat every device as the slowest and smallest one. On unequal devices, add partitions made for the
-       speed and memory of each type (`device_types`). On unequal links, search with each bandwidth that messages may
-       find (`LinkLevels`). Then let stages exchange devices (`exchange_devices`).
-    6. Add the shortest chains that DAPPLE's search finds, if the best estimate is a chain (`shortest_chains`). Rank the
-       best candidates by their step time under the caller's schedule, or their best one, after small changes of
-       operators, micro-batch sizes, degrees and cuts (`Options.scheduled`, `hill_climb`).
+    5. On unequal links, search with each bandwidth that messages may find (`LinkLevels`). Add the shortest chains that
+       DAPPLE's search finds, if the best estimate is a chain (`shortest_chains`). Rank the best candidates together by
+       their step time under the caller's schedule, or their best one, after small changes of operators, micro-batch
+       sizes, degrees and cuts (`Options.scheduled`, `hill_climb`).
+    6. Steps 1-5 treat every device as the slowest and smallest one. On unequal devices, add partitions made for the
+       speed and memory of each type (`device_types`), and rank them as in step 5. Then let stages exchange devices
+       (`exchange_devices`).
     7. Search plans in which devices host several stages, and keep the best if it is faster (`with_shared_devices`).
     8. If memory is short, repeat 1-7 with more memory and let stages recompute and offload operators until they fit. If
        no plan fits, also repeat them with stages that recompute in full, with replicas that shard the optimizer's
@@ -74,26 +76,40 @@ def _searched(problem: Problem, options: Options) -> Plan:
     wanted = [getattr(problem, each.name) for each in fields(problem)]
     # How many stages a device may host, and how those plans rank, matters only to `with_shared_devices`.
     wanted += [getattr(options, each.name) for each in fields(options) if each.name not in _OF_SHARING]
-    alone = options.remembered.plan(wanted, lambda: _with_own_devices(problem, options))
-    slow = options.most_seconds < inf and options.evaluate(alone) >= options.most_at_first
-    return alone if slow else with_shared_devices(problem, alone, options)
+    alone = options.remembered.plans(wanted, lambda: _with_own_devices(problem, options))
+    most = options.most_at_first
+    if fast := [plan for plan in alone if most == inf or options.evaluate(plan) < most]:
+        alone = [with_shared_devices(problem, plan, options) for plan in fast]
+    return options.best(alone)
 
 
-def _with_own_devices(problem: Problem, options: Options) -> Plan:
-    """Return the best plan in which each device hosts one stage."""
-    candidates: list[Plan] = []
+def _with_own_devices(problem: Problem, options: Options) -> list[Plan]:
+    """Return the best plans in which each device hosts one stage: of unequal devices two, otherwise one."""
+    found: list[Plan] = []
     misses: list[Infeasible] = []
     chains = (False,) if options.objective == "bottleneck" else (False, True)
     for bandwidth in problem.cluster.link_levels.bandwidths:
         try:
             assumed = replace(problem, message_bandwidth=bandwidth)
-            candidates.append(search(assumed, options, planner="graphpipe", chains=chains))
+            found += candidates(assumed, options, planner="graphpipe", chains=chains)
         except Infeasible as miss:
             misses.append(miss)
-    candidates += typed_plans(problem, options, candidates, planner="graphpipe")
-    if not candidates:
+    best = _chosen(found, options, misses)
+    if typed := typed_plans(problem, options, best, planner="graphpipe"):
+        # Without small changes, other plans are the best after devices are exchanged and shared.
+        best = [options.best([*best, *typed]), *_chosen([*found, *typed], options, misses)]
+    if not best:
         raise misses[0]
-    return exchanged(options.best(candidates), options)
+    return distinct(exchanged(plan, options) for plan in best)
+
+
+def _chosen(plans: Sequence[Plan], options: Options, misses: list[Infeasible]) -> list[Plan]:
+    """Return the best plan under the caller's schedule. If there is none, note why."""
+    try:
+        return [options.chosen(distinct(plans))] if plans else []
+    except Infeasible as miss:
+        misses.append(miss)
+        return []
 
 
 GRAPHPIPE = Planner(

@@ -75,6 +75,15 @@ class Options:
         """Return a plan, or one near it, under the caller's schedule; the plan itself if candidates keep their own."""
         return plan if self.scheduled is None else self.scheduled([plan])
 
+    def chosen(self, plans: Sequence[Plan]) -> Plan:
+        """Return the best of a search's candidates, or a plan near it, under the caller's schedule if there is one.
+
+        The published objective makes no changes.
+        """
+        if self.scheduled is None or self.objective == "bottleneck":
+            return self.best(plans)
+        return self.scheduled(plans)
+
     def best(self, plans: Iterable[Plan]) -> Plan:
         """Return the fastest plan by `evaluate`, the earlier of equals; `plans` must not be empty.
 

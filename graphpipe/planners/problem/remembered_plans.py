@@ -16,7 +16,7 @@ _BY_VALUE = (Cluster, str, int, float, type(None))
 class RememberedPlans:
     """Plans by what they were searched for."""
 
-    _known: dict[Hashable, Plan] = field(default_factory=dict[Hashable, Plan])
+    _known: dict[Hashable, list[Plan]] = field(default_factory=dict[Hashable, list[Plan]])
     _roomier: dict[Hashable, list[Callable[[float], list[Plan]]]] = field(
         default_factory=dict[Hashable, list[Callable[[float], list[Plan]]]]
     )
@@ -24,8 +24,8 @@ class RememberedPlans:
     _held: list[object] = field(default_factory=list[object])
     """Objects whose identity is in a key, which no other object may take."""
 
-    def plan(self, wanted: Sequence[object], find: Callable[[], Plan]) -> Plan:
-        """Return the plan that `find` returns, or has returned where the same was wanted.
+    def plans(self, wanted: Sequence[object], find: Callable[[], list[Plan]]) -> list[Plan]:
+        """Return the plans that `find` returns, or has returned where the same was wanted.
 
         Args:
             wanted: all that matters to the search.

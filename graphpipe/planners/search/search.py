@@ -30,6 +30,21 @@ def search(problem: Problem, options: Options, *, planner: str, chains: tuple[bo
         problem: graph, costs, cluster and batch.
         options: the caller's.
         planner: name written into the plan.
+        chains: kinds of pipeline, see `candidates`.
+
+    Raises:
+        Infeasible: nothing fits in memory.
+    """
+    return options.chosen(candidates(problem, options, planner=planner, chains=chains))
+
+
+def candidates(problem: Problem, options: Options, *, planner: str, chains: tuple[bool, ...]) -> list[Plan]:
+    """Return the most promising plans, of which each may be the best under the caller's schedule.
+
+    Args:
+        problem: graph, costs, cluster and batch.
+        options: the caller's.
+        planner: name written into the plans.
         chains: kinds of pipeline to search: False for a graph of stages, True for a sequential pipeline over the
             linearised graph. Both share the search, so that the second takes little time.
 
@@ -37,7 +52,7 @@ def search(problem: Problem, options: Options, *, planner: str, chains: tuple[bo
         Infeasible: nothing fits in memory.
     """
     if options.objective == "bottleneck" and options.micro_batch is None:
-        return _best_of_sizes(problem, options, planner, chains)
+        return [_best_of_sizes(problem, options, planner, chains)]
     if is_serial(problem.graph) and False in chains:
         chains = (False,)
     costs = CostModel.of(problem.graph, problem.costs, problem.cluster)
@@ -62,14 +77,14 @@ def search(problem: Problem, options: Options, *, planner: str, chains: tuple[bo
     kinds = run.candidates()
     if options.thorough:
         options.remembered.add_search(problem, run.with_memory)
-    plans = _distinct(plan for kind in kinds for plan in kind)
+    plans = distinct(plan for kind in kinds for plan in kind)
     if options.objective == "bottleneck":
-        return min(plans, key=bottleneck_seconds)
+        return [min(plans, key=bottleneck_seconds)]
     if options.scheduled is not None:
         plans = _fast_enough(plans, options)
     if False in chains and options.thorough:
-        plans = _distinct([*plans, *run.shortest_chains()])
-    return options.scheduled(plans) if options.scheduled is not None else options.best(plans)
+        plans = distinct([*plans, *run.shortest_chains()])
+    return plans
 
 
 def _fast_enough(plans: list[Plan], options: Options) -> list[Plan]:
@@ -86,12 +101,12 @@ def _fast_enough(plans: list[Plan], options: Options) -> list[Plan]:
     raise Infeasible(f"every plan takes at least {most} seconds")
 
 
-def _distinct(plans: Iterable[Plan]) -> list[Plan]:
-    # A graph of stages that happens to be a chain is found as a sequential pipeline too.
-    distinct: dict[object, Plan] = {}
+def distinct(plans: Iterable[Plan]) -> list[Plan]:
+    """Return the plans whose stages and edges differ: a graph of stages may be found as a sequential pipeline too."""
+    known: dict[object, Plan] = {}
     for plan in plans:
-        distinct.setdefault((plan.stages, plan.edges), plan)
-    return list(distinct.values())
+        known.setdefault((plan.stages, plan.edges), plan)
+    return list(known.values())
 
 
 def _best_of_sizes(problem: Problem, options: Options, planner: str, chains: tuple[bool, ...]) -> Plan:
