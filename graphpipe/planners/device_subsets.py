@@ -9,6 +9,7 @@ Where links between nodes are slow, or some devices are, a plan on the rest can 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from math import inf
 
 from graphpipe.cluster import Cluster, Link
 from graphpipe.cluster.levels import device_groups
@@ -44,9 +45,11 @@ def with_device_subsets(
     """
     if not (subsets := device_subsets(problem.cluster)):
         return plan
-    equal = len(problem.cluster.device_types) == 1
-    if equal and options.evaluate(_without_messages(plan)) > (1 - _WORTH) * options.evaluate(plan):
-        return plan
+    if len(problem.cluster.device_types) == 1:
+        # Both are ranked quickly: a schedule would be searched again for links that take no time.
+        ranked = options.ranked(plan, inf)
+        if ranked < inf and options.ranked(_without_messages(plan), inf) > (1 - _WORTH) * ranked:
+            return plan
     most = MOST_WORK // len(problem.graph.ops)
     parts = sorted((_least_seconds(problem, subset), subset) for subset in subsets if len(subset) <= most)
     return fastest_on_parts(problem, plan, options, find, parts)
