@@ -33,9 +33,9 @@ def with_device_subsets(
     """Return the plan, or a faster one that leaves a part of the cluster unused.
 
     Leaving out devices helps where messages take time, or where some devices are slower than others. So equal devices
-    are searched only if the plan would be faster by `_WORTH` with links that take no time. A subset is searched only if
-    its devices could do the work of a step in less time than the plan, without messages and without waiting. Those that
-    could do it in the least time come first, because later ones must then be faster.
+    that are all in use are searched only if the plan would be faster by `_WORTH` with links that take no time. A subset
+    is searched only if its devices could do the work of a step in less time than the plan, without messages and without
+    waiting. Those that could do it in the least time come first, because later ones must then be faster.
 
     Args:
         problem: graph, costs, cluster and batch.
@@ -45,7 +45,8 @@ def with_device_subsets(
     """
     if not (subsets := device_subsets(problem.cluster)):
         return plan
-    if len(problem.cluster.device_types) == 1:
+    busy = len(plan.used_devices) == len(problem.cluster.devices)
+    if busy and len(problem.cluster.device_types) == 1:
         # Both are ranked quickly: a schedule would be searched again for links that take no time.
         ranked = options.ranked(plan, inf)
         if ranked < inf and options.ranked(_without_messages(plan), inf) > (1 - _WORTH) * ranked:

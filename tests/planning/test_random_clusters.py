@@ -29,6 +29,18 @@ def test_plans_for_unequal_devices_get_small_changes_too() -> None:
     assert found < 0.56
 
 
+def test_a_site_is_searched_where_the_plan_uses_less_than_a_site() -> None:
+    """The plan for two sites used six devices of the site that has eight, and took 34 % longer than one for the eight.
+
+    The site was not searched, because messages took little of the plan's time.
+    """
+    case = draw_case(229)
+    assert case is not None
+    found = step(case, case.cluster)
+    assert found is not None
+    assert found < 1.9
+
+
 def test_cases_are_those_of_their_seeds_and_their_parts_leave_devices_out() -> None:
     for seed in range(8):
         case, again = draw_case(seed), draw_case(seed)
