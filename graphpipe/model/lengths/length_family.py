@@ -69,7 +69,7 @@ class LengthFamily:
         if len(self.members) == 1:
             return None
         names = ("",) * len(member.sizes) + member.found.owners
-        line = self._line(member.sizes)
+        line = self._line(member.sizes[self._at])
         off = (name for name, given, wanted in zip(names, member.point, line or (), strict=False) if given != wanted)
         return "" if line is None else next(off, None)
 
@@ -83,10 +83,11 @@ class LengthFamily:
         if len(self.members) < _ENOUGH or not alike(self.members[0].inputs, inputs):
             return None
         sizes = sizes_of(inputs)
-        line, place = self._line(sizes), sizes[self._at]
-        if line is None or line[: len(sizes)] != sizes or not self._shortest < place < self._longest:
+        place = sizes[self._at]
+        if (place - self._shortest) % self._step or not self._shortest < place < self._longest:
             return None
-        return line[len(sizes) :]
+        line = self._line(place)
+        return None if line is None or line[: len(sizes)] != sizes else line[len(sizes) :]
 
     def farther(self, inputs: Inputs) -> Inputs | None:
         """Return inputs of about twice or a quarter of the length; None if it lies between those of the members.
@@ -97,14 +98,12 @@ class LengthFamily:
             return None
         sizes = sizes_of(inputs)
         place, step = sizes[self._at], self._step
-        line = self._line(sizes)
-        longer = place > self._longest
-        if line is None or line[: len(sizes)] != sizes or longer in self.closed:
-            return None
-        if not longer and place >= self._shortest:
+        longer, line = place > self._longest, self._line(place)
+        outside = longer or place < self._shortest
+        if not outside or longer in self.closed or line is None or line[: len(sizes)] != sizes:
             return None
         steps = -(-place // step) if longer else -(3 * place // 4 // step)
-        found = self._line(sizes, place + steps * step)
+        found = self._line(place + steps * step)
         if not steps or found is None or min(found[: len(sizes)]) < 1:
             return None
         return _with_sizes(inputs, found[: len(sizes)])
@@ -135,13 +134,10 @@ class LengthFamily:
     def _step(self) -> int:
         return gcd(*(place - self._places[0] for place in self._places))
 
-    def _line(self, sizes: Sequence[int], place: int | None = None) -> tuple[int, ...] | None:
+    def _line(self, place: int) -> tuple[int, ...] | None:
         # The point of the line at which the first differing size is `place`; None if it has no whole numbers there.
         one, other = self.members[0].point, self.members[1].point
-        start, length = one[self._at], other[self._at] - one[self._at]
-        ahead = (sizes[self._at] if place is None else place) - start
-        if len(self.members) >= _ENOUGH and ahead % self._step:
-            return None
+        ahead, length = place - one[self._at], other[self._at] - one[self._at]
         if any((second - first) * ahead % length for first, second in zip(one, other, strict=True)):
             return None
         return tuple(first + (second - first) * ahead // length for first, second in zip(one, other, strict=True))

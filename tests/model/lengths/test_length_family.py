@@ -68,6 +68,16 @@ def test_two_captures_are_not_enough() -> None:
     assert family.numbers_between(inputs_of(12, 5)) is None  # the mask has grown by itself
 
 
+def test_a_length_with_another_remainder_widens_a_family() -> None:
+    family = LengthFamily([member(8, lambda length: length)])
+    assert join(family, member(16, lambda length: length))
+    assert join(family, member(32, lambda length: length))
+    assert family.numbers_between(inputs_of(24)) == (24,)
+    assert family.numbers_between(inputs_of(20)) is None  # no multiple of eight was captured otherwise
+    assert join(family, member(12, lambda length: length))
+    assert family.numbers_between(inputs_of(20)) == (20,)
+
+
 def test_what_keeps_a_capture_out_is_named() -> None:
     family = LengthFamily([member(8, lambda length: length, lambda length: -length % 8)])
     assert join(family, member(16, lambda length: length, lambda length: -length % 8))
