@@ -11,43 +11,35 @@ from functools import partial
 from typing import Any
 
 import torch
-import transformers
-from torch import Tensor
+from torch import Tensor, nn
 
 import graphpipe as gp
+from bench.families.build import build_family
 from bench.record import save
 from bench.tables import markdown
 
 NAME = "lengths"
 SAMPLES, SHORTEST, LONGEST, WORDS, COMPARED = 8, 16, 128, 256, 5
-SIZES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("AutoModelForCausalLM", {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8}),
-    "gpt2": ("AutoModelForCausalLM", {"n_embd": 64, "n_layer": 8, "n_head": 4, "n_positions": LONGEST}),
-    "mixtral": ("AutoModelForCausalLM", {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 4}),
+_ALIKE = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": LONGEST}
+SIZES: dict[str, dict[str, Any]] = {
+    "llama": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8, **_ALIKE},
+    "gpt2": {"n_embd": 64, "n_layer": 8, "n_head": 4, "n_positions": LONGEST},
+    "mixtral": {
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 4,
+        "num_local_experts": 8,
+        **_ALIKE,
+    },
 }
-"""Families of `transformers`: the class that builds them, and sizes of their configurations."""
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
-
-library: Any = transformers
-"""Its configurations are not typed as they are called."""
+"""Families of Hugging Face, and sizes of their configurations."""
 
 
-def model_of(family: str) -> Any:
+def model_of(family: str) -> nn.Module:
     """Return a tiny model of a family."""
     torch.manual_seed(0)
-    kind, sizes = SIZES[family]
-    drops = ("attn_pdrop", "embd_pdrop", "resid_pdrop") if family == "gpt2" else ()
-    heads = {} if family == "gpt2" else HEADS
-    given = {
-        "vocab_size": WORDS,
-        "use_cache": False,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-        **sizes,
-        **heads,
-        **dict.fromkeys(drops, 0.0),
-    }
-    return getattr(library, kind).from_config(library.AutoConfig.for_model(family, **given))
+    model, _ = build_family(family, vocab_size=WORDS, **SIZES[family])
+    return model
 
 
 def texts(length: int, seed: int, width: int) -> dict[str, Tensor]:

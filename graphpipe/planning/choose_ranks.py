@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from graphpipe.cluster import Cluster
+from graphpipe.costs.ranks.degrees import operators_of
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.planners.problem.device_groups import DeviceGroups
@@ -76,7 +77,7 @@ def shareable(graph: Graph, cluster: Cluster) -> tuple[int, ...]:
     counts: list[int] = []
     ranks = 2
     while ranks <= len(cluster.devices) and DeviceGroups.of(cluster, ranks).members:
-        if any(op.shards is not None and op.shards.shared_by(ranks) for op in graph.ops):
+        if operators_of(graph, ranks):
             counts.append(ranks)
         ranks *= 2
     return tuple(counts)

@@ -45,10 +45,7 @@ _WITHOUT_FLUSH = _Kind(
 _INFERENCE = _Kind(
     plans="plans for inference",
     without=frozenset(
-        {
-            *("mixed_micro_batches", "schedule", "weights", "predictor", "stages_per_device", "offload_to"),
-            "balance",
-        }
+        {"mixed_micro_batches", "schedule", "weights", "predictor", "stages_per_device", "offload_to", "balance"}
     ),
 )
 _BY_HAND = _Kind(

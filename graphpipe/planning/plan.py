@@ -1,6 +1,7 @@
 """`gp.plan`: the best plan that a planner finds for what is asked, verified, scheduled and predicted."""
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -111,13 +112,18 @@ def _inference_plan(problem: Problem, settings: PlanSettings) -> Plan:
         micro_batch=settings.micro_batch,
     )
     forwards = replace(problem, trains=False)
+    return _with_choices(forwards, settings, lambda chosen: _planned(settings.planner, chosen, options), evaluate)
 
-    def find(split: Problem) -> Plan:
-        return plan_with_ranks(
-            split, settings.tensor, lambda shared: _planned(settings.planner, shared, options), evaluate
-        )
 
-    return plan_with_splits(forwards, settings.split_choice, find, evaluate)
+def _with_choices(
+    problem: Problem, settings: PlanSettings, find: Callable[[Problem], Plan], evaluate: Callable[[Plan], float]
+) -> Plan:
+    """Return the best plan over the splits, and the numbers of devices per replica, that the settings allow."""
+
+    def of_split(split: Problem) -> Plan:
+        return plan_with_ranks(split, settings.tensor, find, evaluate)
+
+    return plan_with_splits(problem, settings.split_choice, of_split, evaluate)
 
 
 def _planned(name: str, problem: Problem, options: Options) -> Plan:
@@ -197,10 +203,4 @@ def _plan_without_flush(problem: Problem, settings: PlanSettings) -> Plan:
         micro_batch=settings.micro_batch,
         splits_backward=find_scheduler(schedule).splits_backward,
     )
-
-    def find(split: Problem) -> Plan:
-        return plan_with_ranks(
-            split, settings.tensor, lambda shared: without_flush.plan(planner, shared, options), seconds
-        )
-
-    return plan_with_splits(problem, settings.split_choice, find, seconds)
+    return _with_choices(problem, settings, lambda chosen: without_flush.plan(planner, chosen, options), seconds)

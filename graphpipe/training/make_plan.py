@@ -11,6 +11,7 @@ from graphpipe.cluster import Cluster
 from graphpipe.costs import CostModel, CostTable
 from graphpipe.costs.analytic import estimate
 from graphpipe.costs.check_units import warn_of_units
+from graphpipe.costs.ranks.degrees import operators_of
 from graphpipe.errors import InvalidInput
 from graphpipe.files.cache_folder import cache_folder
 from graphpipe.graph import Graph
@@ -205,5 +206,4 @@ def _degrees(config: TrainConfig, graph: Graph, cluster: Cluster) -> list[int]:
         asked = {stage.tensor for stage in by_hand.stages}
     else:
         asked = {*shareable(graph, cluster)} if config.plan.tensor == "auto" else {config.plan.tensor}
-    layouts = [op.shards for op in graph.ops if op.shards is not None]
-    return [1, *sorted(ranks for ranks in asked - {1} if any(each.shared_by(ranks) for each in layouts))]
+    return [1, *sorted(ranks for ranks in asked - {1} if operators_of(graph, ranks))]

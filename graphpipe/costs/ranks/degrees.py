@@ -8,6 +8,11 @@ from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
 
 
+def operators_of(graph: Graph, ranks: int) -> int:
+    """Return how many operators so many devices can share."""
+    return sum(op.shards is not None and op.shards.shared_by(ranks) for op in graph.ops)
+
+
 def operators_by_degree(graph: Graph, tensor: Sequence[int]) -> dict[int, int]:
     """Return how many operators are measured for each number of devices, ascending. One device computes all of them.
 
@@ -18,12 +23,11 @@ def operators_by_degree(graph: Graph, tensor: Sequence[int]) -> dict[int, int]:
     Raises:
         InvalidInput: so many devices can share no operator.
     """
-    layouts = [op.shards for op in graph.ops if op.shards is not None]
     found = {1: len(graph.ops)}
     for ranks in sorted({*tensor} - {1}):
-        found[ranks] = sum(shards.shared_by(ranks) for shards in layouts)
+        found[ranks] = operators_of(graph, ranks)
         if not found[ranks]:
-            most = sorted({shards.most for shards in layouts})
+            most = sorted({op.shards.most for op in graph.ops if op.shards is not None})
             what = f"has {ranks}, but {ranks} devices can share no operator of '{graph.name}'"
             remedy = "Find layouts with gp.with_shards, or leave tensor out."
             if most:
