@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from graphpipe.graph import Graph
     from graphpipe.model import DagModule
     from graphpipe.model.capture.capture import capture
+    from graphpipe.model.inputs.packed_rows import packed_rows
     from graphpipe.model.own_loss.from_transformers import from_transformers
     from graphpipe.model.shards.with_shards import with_shards
     from graphpipe.planning.backwards import choose_backwards
@@ -85,6 +86,7 @@ _HOMES = {
     "from_transformers": "graphpipe.model.own_loss.from_transformers",
     "InferencePipeline": "graphpipe.run.inference.inference_pipeline",
     "hand_plan": "graphpipe.planning.hand_plan",
+    "packed_rows": "graphpipe.model.inputs.packed_rows",
     "plan": "graphpipe.planning.plan",
     "profile": "graphpipe.profiler.profile",
     "simulate": "graphpipe.simulator.simulate",
@@ -156,6 +158,7 @@ __all__ = [
     "evaluate",
     "from_transformers",
     "hand_plan",
+    "packed_rows",
     "plan",
     "profile",
     "simulate",
