@@ -38,6 +38,7 @@ MODULES = {
     "loads": "running.predicted.loads",
     "resting": "running.predicted.resting",
     "compiled": "running.compiled",
+    "compiled-gradients": "families.compiled_gradients",
     "lengths": "running.lengths",
     "rehearsal": "running.predicted.rehearsal",
     "tuned": "running.predicted.tuned",

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from torch import fx
+from torch import SymInt, fx
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,9 @@ def halve(module: fx.GraphModule, parameters: Collection[int]) -> HalvedGraph:
         if node in first and node not in constants and (node in wanted or not second.isdisjoint(node.users))
     ]
     kept = [node for node in between if node.op != "placeholder"]
-    reads = [node for node in placeholders if node in wanted or not second.isdisjoint(node.users)]
+    # A compiler must know each size that shapes are made of, also where no operation of the half reads it.
+    sizes = {node for node in placeholders if isinstance(node.meta.get("val"), SymInt)}
+    reads = [node for node in placeholders if node in wanted | sizes or not second.isdisjoint(node.users)]
     return HalvedGraph(
         input_half=_module(module, placeholders, first | constants, [*now, *kept]),
         weight_half=_module(module, [*kept, *reads], second, later),

@@ -30,6 +30,7 @@ def region_compiler(
         note: called at each compilation of a part of a forward.
         fail: called with an error of the compiler. What it could not compile runs eagerly.
     """
+    from torch._dynamo.exc import RestartAnalysis
     from torch._functorch import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner  # some seconds
 
@@ -53,6 +54,8 @@ def region_compiler(
                 examples = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
                 try:
                     return compile_fx_inner(graph, examples, is_backward=True, **kept)
+                except RestartAnalysis:
+                    raise
                 except Exception as error:  # the compiler raises errors of any kind
                     fail(error)
                     return partial(_eagerly, graph)
@@ -69,6 +72,8 @@ def region_compiler(
         with config.patch(donated_buffer=False, enable_autograd_cache=False):
             try:
                 return compile_fx(graph, given, inner_compile=compile_part, config_patches={"fallback_random": True})
+            except RestartAnalysis:  # not an error: the compiler begins again, and knows more
+                raise
             except Exception as error:  # likewise
                 fail(error)
                 return graph

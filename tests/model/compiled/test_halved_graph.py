@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from graphpipe.model.compiled.halved_graph import halve
 
@@ -58,3 +59,21 @@ def test_nothing_is_computed_twice() -> None:
     assert calls(graph.input_half) + calls(graph.weight_half) == calls(whole)
     assert graph.kept == 2, "the product, and the gradient of what relu returns"
     assert graph.reads == (0, 3)
+
+
+def test_the_weight_half_gets_the_sizes_that_shapes_are_made_of() -> None:
+    """Whisper's decoder layers of texts of any length were not compiled: a kept tensor had twice an unknown length."""
+
+    def backward(size: int, x: Tensor, up: Tensor) -> tuple[Tensor | None, ...]:
+        flat = x.view(2 * size, 4)
+        return None, (flat @ up.T).view(2, size, 4), flat.T @ flat
+
+    given = (torch.randn(2, 5, 4), torch.randn(4, 4))
+    module: Any = make_fx(backward, tracing_mode="symbolic")(5, *given)
+    graph = halve(module, (2,))
+    *first, kept = graph.input_half(5, *given)
+    assert graph.reads == (0,)
+    assert kept.shape == (10, 4)
+    _, _, later = graph.weight_half(kept, 5)
+    for found, wanted in zip((*first[:2], later), backward(5, *given), strict=True):
+        assert found is wanted is None or torch.equal(found, wanted)

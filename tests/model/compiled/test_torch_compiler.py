@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+from torch._inductor.compile_fx import compile_fx_inner
 
 from graphpipe.model.backends.inductor import INDUCTOR
 from graphpipe.model.compiled.halved_backward import HalvedBackward
@@ -55,3 +57,21 @@ def test_what_the_compiler_cannot_do_runs_eagerly(monkeypatch: pytest.MonkeyPatc
     (found,) = torch.autograd.grad(layer(x).sum(), [x])
     assert torch.equal(found, expected)
     assert [type(error) for error in failed] == [ValueError]
+
+
+@pytest.mark.skipif(bool(INDUCTOR.missing()), reason=INDUCTOR.missing() or "there is a compiler")
+def test_a_compiler_that_begins_again_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of Qwen3-MoE ran eagerly: the compiler raises if it wants to trace a region again, with numbers fixed."""
+    layer, x, failed, times = nn.Linear(3, 3), torch.randn(2, 3), list[Exception](), list[int]()
+
+    def first_again(*args: Any, **kwargs: Any) -> Any:
+        times.append(len(times))
+        if len(times) == 1:
+            raise TensorifyScalarRestartAnalysis(restart_reason="a number changes")
+        return compile_fx_inner(*args, **kwargs)
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx_inner", first_again)
+    call = region_compiler(HalvedBackward, lambda: None, failed.append)(layer)
+    assert torch.allclose(call(x), layer(x))
+    assert len(times) > 1
+    assert failed == []
