@@ -109,6 +109,7 @@ def run(args: argparse.Namespace) -> int:
             list(followed),
             partial(_search, problem, followed, args.timeline),
             timeout=args.search_seconds,
+            imports=["scipy.optimize"],  # of the lower bound
             on_end=lambda name, end: _show_end(bar, task, name, end),
         )
     refused = [end.what for end in ends if isinstance(end.what, InvalidInput)]

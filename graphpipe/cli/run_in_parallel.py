@@ -57,6 +57,7 @@ def run_in_parallel(
     *,
     timeout: float,
     at_once: int | None = None,
+    imports: Sequence[str] = (),
     on_end: Callable[[str, End], None] = lambda name, end: None,
 ) -> list[End]:
     """Call `work` with each name, and return how each call ended, in the order of names.
@@ -66,11 +67,12 @@ def run_in_parallel(
         work: can be pickled, as can its results and exceptions.
         timeout: seconds for each call. The start of its process does not count.
         at_once: number of processes at the same time. None: one per core.
+        imports: modules that each call needs sooner or later. They are imported once, and not by every process.
         on_end: called with a name when its call has ended, and how.
     """
     context = get_context("forkserver")
     function: Callable[..., object] = work.func if isinstance(work, partial) else work
-    context.set_forkserver_preload([function.__module__])  # Imported once, and not by every process.
+    context.set_forkserver_preload([function.__module__, *imports])
     ends: dict[int, End] = {}
     running: list[_Runner] = []
     with ExitStack() as stack:

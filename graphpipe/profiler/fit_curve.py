@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 import numpy as np
-from scipy.optimize import nnls
 
 from graphpipe.costs.op_cost import Curve
 
@@ -41,6 +40,8 @@ def relative_error(curve: Curve, seconds: Mapping[int, float]) -> float:
 
 def _fit(seconds: Mapping[int, float] | Mapping[float, float], corners: list[float] | list[int]) -> Curve:
     """Return the nearest curve of lines that meet at these sizes, one steeper than the other."""
+    from scipy.optimize import nnls  # half a second, at the start of trainings that measure nothing
+
     measured = np.array(list(seconds.values()))
     if not measured.any():
         return Curve()
