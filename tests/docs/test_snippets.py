@@ -24,8 +24,11 @@ from graphpipe.cli.main import make_parser
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FENCE = re.compile(r"^\s*(```|~~~)", re.MULTILINE)
 PAGES = sorted(page for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")] if FENCE.search(page.read_text()))
-SLOW = {"worked-example", "published-layout", "backends", "splits", "cluster", "tensor", "inference"}
-"""Pages of fifteen processor seconds and more, whose commands have tests in their rooms too (`make test-slow`)."""
+SLOW = {
+    *("worked-example", "published-layout", "backends", "splits", "cluster", "tensor", "inference"),
+    *("faults", "configuration", "loop", "memory", "balance"),
+}
+"""Pages of nine processor seconds and more, whose commands have tests in their rooms too (`make test-slow`)."""
 NOT_RUN = {"needs two hosts", "needs a GPU", "needs a container of NVIDIA", "needs SLURM", "makes its environment"}
 SECONDS = 400
 
@@ -134,6 +137,14 @@ def check_command(words: list[str]) -> None:
 def check_verb(words: list[str]) -> None:
     _, rest = make_parser().parse_known_args(words)  # Raises SystemExit if the arguments are wrong.
     assert all("=" in word and word[0] != "-" for word in rest), f"{rest} in {words}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.stem in SLOW], ids=lambda page: page.stem)
+def test_the_commands_of_a_slow_page_are_known(page: Path) -> None:
+    for language, _, body in BLOCK.findall(page.read_text()):
+        if language in ("bash", "text"):
+            lines = body.replace("\\\n", " ")
+            check_commands("\n".join(re.findall(r"^(?:graphpipe|make) [^|>&;\n]*$", lines, re.MULTILINE)))
 
 
 @pytest.mark.parametrize(

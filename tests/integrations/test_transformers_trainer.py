@@ -76,7 +76,10 @@ def test_two_ranks_train_as_trainer_does(
     assert any("eval_loss" in entry for entry in plain[name]["log"])
 
 
-@pytest.mark.parametrize("name", JOBS)
+# On two ranks all of them are tried above.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "gpt2" else pytest.mark.slow) for name in JOBS]
+)
 def test_one_process_trains_as_trainer_does(name: str, tmp_path: Path, plain: dict[str, dict[str, Any]]) -> None:
     trained = trainer(name, tmp_path, pipeline=True, **JOBS[name])
     trained.train()

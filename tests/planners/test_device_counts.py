@@ -40,7 +40,7 @@ def step(model: str, spec: str, planner: str, schedule: str) -> float:
     [
         ("gpt", "summit:1x3"),
         ("case-study", "summit:1x6"),
-        ("squeezenet", "summit:4x6"),
+        pytest.param("squeezenet", "summit:4x6", marks=pytest.mark.slow),
     ],
 )
 def test_the_default_planner_is_not_slower_than_a_baseline(model: str, spec: str) -> None:

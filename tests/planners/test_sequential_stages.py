@@ -64,6 +64,7 @@ def test_a_pipeline_that_does_not_fit_under_the_schedule_is_left_out() -> None:
     assert with_sequential_stages(problem, slow, Options(scheduled=scheduled)) is slow
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not DATA.exists(), reason="../shared/data is absent")
 @pytest.mark.parametrize(("devices", "schedule"), [(12, "auto")])
 def test_gnmt_is_not_slower_than_with_piper(devices: int, schedule: str) -> None:

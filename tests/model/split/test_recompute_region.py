@@ -28,7 +28,14 @@ def whole(module: nn.Module, inputs: dict[str, Tensor], recompute: Recompute) ->
     return split(module, plan)[0], plan
 
 
-@pytest.mark.parametrize("name", ["gpt-small", "mmt-small", "dlrm-small", "two-tower-small"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt-small",
+        "dlrm-small",
+        *(pytest.param(f"{name}-small", marks=pytest.mark.slow) for name in ("mmt", "two-tower")),
+    ],
+)
 def test_a_program_with_regions_computes_the_same_with_the_same_parameters(name: str) -> None:
     model = zoo_model(name)
     inputs, _ = model.batch(torch.Generator().manual_seed(0), 2)

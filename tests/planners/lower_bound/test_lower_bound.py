@@ -141,7 +141,7 @@ def test_every_plan_is_above_the_bound(seed: int, uneven: bool) -> None:
 
 
 @given(seed=st.integers(0, 10**9), uneven=st.booleans())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_every_sharded_plan_is_above_the_bound_of_sharded_plans(seed: int, uneven: bool) -> None:
     problem, rng = heavy_problem(seed, uneven=uneven), Random(seed)
     states: list[State] = ["whole", "optimizer", "all"]
