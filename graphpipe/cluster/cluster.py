@@ -12,7 +12,16 @@ from pydantic import ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 from graphpipe.cluster.cluster_file import file_fields
 from graphpipe.cluster.default_fields import without_default_fields
-from graphpipe.cluster.device import BESIDE_STAGES, Device, DeviceType, HostMemory, Link, LinkLevel, PairLink
+from graphpipe.cluster.device import (
+    BESIDE_STAGES,
+    OTHER_PEAKS,
+    Device,
+    DeviceType,
+    HostMemory,
+    Link,
+    LinkLevel,
+    PairLink,
+)
 from graphpipe.cluster.levels import BETWEEN, INSIDE, check_levels, device_groups, every_level, levels_of
 from graphpipe.cluster.link_levels import LinkLevels
 from graphpipe.cluster.presets import preset_fields
@@ -305,7 +314,7 @@ def _check(cluster: Cluster) -> None:
             "host_bandwidth_bytes_per_second",
         ):
             _positive(getattr(kind, field), f"{where}, device type '{kind.name}', {field}")
-        for field in ("bf16_peak_flops_per_second", "fp16_peak_flops_per_second"):
+        for field in OTHER_PEAKS:
             if (peak := getattr(kind, field)) is not None:
                 _positive(peak, f"{where}, device type '{kind.name}', {field}")
         for field in ("launch_seconds", "half_peak_flops", *BESIDE_STAGES):

@@ -27,6 +27,7 @@ memory = "16 GB"
 peak = "15.7 TFLOP/s"               # of matrix products in fp32, without TensorFloat-32 unless you allow it
 peak_bf16 = "15.7 TFLOP/s"          # optional: of matrix products in bf16 (default: as in fp32)
 peak_fp16 = "125 TFLOP/s"           # optional: of matrix products in fp16 (default: as in fp32)
+peak_fp8 = "125 TFLOP/s"            # optional: of products of 8-bit numbers (default: as in bf16)
 memory_bandwidth = "765 GB/s"
 launch = "5 us"                     # optional: fixed cost of one kernel (default 5 us)
 half_peak_flops = 1e9               # optional: FLOPs of a kernel at half of the peak (default: 64 us at peak)
@@ -81,7 +82,7 @@ _KEYS = (
 _LINK_KEYS = ("latency", "bandwidth", "processor", "processor_bandwidth")
 _LEVEL_KEYS = (*_LINK_KEYS, "shared")
 _TYPE_KEYS = (
-    *("memory", "peak", "peak_bf16", "peak_fp16", "memory_bandwidth"),
+    *("memory", "peak", "peak_bf16", "peak_fp16", "peak_fp8", "memory_bandwidth"),
     *("launch", "half_peak_flops", "host_bandwidth"),
     *("context", "workspace", "communicator", "reserved"),
 )
@@ -168,6 +169,7 @@ def _device_type(name: str, section: Section) -> DeviceType:
         host_bandwidth_bytes_per_second=section.quantity("host_bandwidth", parse_rate, default=HOST_BANDWIDTH),
         bf16_peak_flops_per_second=_optional_peak(section, "peak_bf16"),
         fp16_peak_flops_per_second=_optional_peak(section, "peak_fp16"),
+        fp8_peak_flops_per_second=_optional_peak(section, "peak_fp8"),
         context_bytes=section.quantity("context", parse_bytes, default=0.0, zero=True),
         workspace_bytes=section.quantity("workspace", parse_bytes, default=0.0, zero=True),
         communicator_bytes=section.quantity("communicator", parse_bytes, default=0.0, zero=True),

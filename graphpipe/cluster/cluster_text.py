@@ -69,6 +69,8 @@ def _type(kind: DeviceType) -> Iterator[str]:
         yield f"peak_bf16 = {kind.bf16_peak_flops_per_second!r}"
     if kind.fp16_peak_flops_per_second is not None:
         yield f"peak_fp16 = {kind.fp16_peak_flops_per_second!r}"
+    if kind.fp8_peak_flops_per_second is not None:
+        yield f"peak_fp8 = {kind.fp8_peak_flops_per_second!r}"
     yield f"memory_bandwidth = {kind.memory_bytes_per_second!r}"
     yield f"launch = {kind.launch_seconds!r}"
     yield f"half_peak_flops = {kind.half_peak_flops!r}"

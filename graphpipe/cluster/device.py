@@ -61,6 +61,8 @@ HOST_BANDWIDTH = 12e9
 """Bytes per second that pinned copies reach over 16 lanes of PCIe 3 (nominal 15.8 GB/s)."""
 
 
+OTHER_PEAKS = ("bf16_peak_flops_per_second", "fp16_peak_flops_per_second", "fp8_peak_flops_per_second")
+"""The fields of a device type with its peaks in other precisions than fp32."""
 BESIDE_STAGES = ("context_bytes", "workspace_bytes", "communicator_bytes", "reserved_share")
 """The fields of a device type that say what its memory holds besides stages."""
 
@@ -86,6 +88,8 @@ class DeviceType:
     """Of matrix products in bf16. None: the same as in fp32, because the device does not have units for them."""
     fp16_peak_flops_per_second: float | None = None
     """Of matrix products in fp16. None: the same as in fp32."""
+    fp8_peak_flops_per_second: float | None = None
+    """Of matrix products of 8-bit numbers. None: the same as in bf16, in which devices without such units compute."""
 
     context_bytes: float = 0.0
     """Bytes that a process holds before it allocates any: its context, and the kernels that it has loaded."""
@@ -100,16 +104,16 @@ class DeviceType:
     @model_serializer(mode="wrap")
     def _body(self, body_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # A type without peaks of other precisions, or memory beside its stages, has the body that it had before.
-        peaks = "bf16_peak_flops_per_second", "fp16_peak_flops_per_second"
-        return without_empty(body_of(self), *peaks, *BESIDE_STAGES)
+        return without_empty(body_of(self), *OTHER_PEAKS, *BESIDE_STAGES)
 
     def peak(self, precision: str | None) -> float:
         """Return the FLOPs per second of matrix products at the peak.
 
         Args:
-            precision: of the forwards: `fp32`, `bf16` or `fp16`; None is fp32.
+            precision: of the forwards: `fp32`, `bf16` or `fp16`; None is fp32. Products may also be in `fp8`.
         """
-        given = {"bf16": self.bf16_peak_flops_per_second, "fp16": self.fp16_peak_flops_per_second}
+        bf16, fp16 = self.bf16_peak_flops_per_second, self.fp16_peak_flops_per_second
+        given = {"bf16": bf16, "fp16": fp16, "fp8": self.fp8_peak_flops_per_second or bf16}
         return given.get(precision or "fp32") or self.peak_flops_per_second
 
     @property

@@ -81,6 +81,7 @@ _MACHINES = {
             peak_flops_per_second=67e12,
             bf16_peak_flops_per_second=989e12,
             fp16_peak_flops_per_second=989e12,
+            fp8_peak_flops_per_second=1979e12,
             memory_bytes_per_second=2850e9,
             launch_seconds=5e-6,
             half_peak_flops=4.3e9,

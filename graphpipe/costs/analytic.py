@@ -32,7 +32,9 @@ def estimate(graph: Graph, cluster: Cluster, *, state_bytes_per_parameter_byte: 
         k * launch + c * half / fp32 peak + n * flops / peak     c = (k - s) // 3, at least 1: the kernels that compute
         k * launch + parameter_bytes / memory_bandwidth + n * traffic / memory_bandwidth
 
-    The peak is that of the precision which the graph was captured for. The first line is a kernel of w FLOPs
+    The peak is that of the precision which the graph was captured for, or that of an operator's own products, as in a
+    model whose weights are in bf16 or 8 bits. What an operator computes of parameters alone is read and written besides
+    in the forward, and in the gradient of the input. The first line is a kernel of w FLOPs
     running at w / (w + half) of the peak: (w + half) / peak seconds, affine in the samples. Half of the peak is
     reached after the same time in every precision, so with more FLOPs where the peak is higher. The s kernels of a
     recurrent layer's steps are launched, but fill a device as well as they can: they add FLOPs and no saturation.
@@ -58,7 +60,7 @@ def estimate(graph: Graph, cluster: Cluster, *, state_bytes_per_parameter_byte: 
     slowest = min(kind.memory_bytes_per_second for kind in kinds)
     return CostTable(
         graph_fingerprint=graph.fingerprint,
-        rows=tuple(_op_cost(op, kind, kind.peak(precision), needs[op.name]) for kind in kinds for op in graph.ops),
+        rows=tuple(_op_cost(op, kind, precision, needs[op.name]) for kind in kinds for op in graph.ops),
         state_bytes_per_parameter_byte=state_bytes_per_parameter_byte,
         optimizer_seconds_per_parameter_byte=OPTIMIZER_TRAFFIC / slowest,
     )
@@ -74,9 +76,9 @@ def _gradient_needs(graph: Graph) -> dict[str, _Need]:
     }
 
 
-def _op_cost(op: Op, kind: DeviceType, peak: float, need: _Need) -> OpCost:
+def _op_cost(op: Op, kind: DeviceType, precision: str | None, need: _Need) -> OpCost:
     forward, input_gradient, weight_gradient = (
-        _imported(op.measured, need) if op.measured is not None else _roofline(op, kind, peak)
+        _imported(op.measured, need) if op.measured is not None else _roofline(op, kind, precision)
     )
     return OpCost(
         op=op.name,
@@ -95,10 +97,11 @@ def _imported(measured: Measured, need: _Need) -> tuple[Curve, Curve, Curve]:
     return forward, gradient, gradient
 
 
-def _roofline(op: Op, kind: DeviceType, peak: float) -> tuple[Curve, Curve, Curve]:
+def _roofline(op: Op, kind: DeviceType, precision: str | None) -> tuple[Curve, Curve, Curve]:
     casts = 2 * op.work.saved_bytes_per_forward  # autocast writes copies of the weights, and the products read them
     read = op.parameter_bytes + casts if op.work.flops_per_sample else 0.0
-    forward = _pass(op, kind, peak, read)
+    peak = kind.peak(op.work.products or precision)
+    forward = _pass(op, kind, peak, read + op.work.traffic_bytes_per_forward)
     return forward, forward, _pass(op, kind, peak, op.parameter_bytes)
 
 

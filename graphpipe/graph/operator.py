@@ -12,6 +12,7 @@ from graphpipe.graph.op_split import OpSplit
 Precision = Literal["fp32", "bf16", "fp16"]
 """The dtypes of forwards: those of the model, or of torch's autocast to bfloat16 or float16."""
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+ProductPrecision = Literal["fp32", "bf16", "fp16", "fp8"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +28,8 @@ class Work:
     saved_bytes_per_sample: float = 0.0
     """Bytes the forward pass keeps for the backward pass (unique storages, without parameters)."""
     saved_bytes_per_forward: float = 0.0
-    """Bytes the forward pass keeps for the backward pass besides, however many samples it has: the copies of weights
-    that autocast makes."""
+    """Bytes the forward pass keeps for the backward pass besides, however many samples it has: copies of weights that
+    autocast makes, and other results of parameters alone."""
     kernels: int = 1
     """Kernel launches of the forward pass."""
     step_kernels: int = 0
@@ -36,11 +37,17 @@ class Work:
     for its time to depend on how well a device is filled."""
     without_formula: tuple[str, ...] = ()
     """Operators of other libraries of which only the bytes are counted, because their FLOPs are not known."""
+    products: ProductPrecision | None = None
+    """The precision of most of the FLOPs. None: that for which the graph was captured."""
+    traffic_bytes_per_forward: float = 0.0
+    """Bytes that the forward pass reads and writes besides, however many samples it has: what it computes of parameters
+    alone, such as the norm of a weight, or a weight in 8 bits."""
 
     @model_serializer(mode="wrap")
     def _body(self, body_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Most operators have the body that they had before these two were told apart.
-        return without_empty(body_of(self), "step_kernels", "without_formula")
+        # Most operators have the body that they had before these were told apart.
+        later = "step_kernels", "without_formula", "products", "traffic_bytes_per_forward"
+        return without_empty(body_of(self), *later)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

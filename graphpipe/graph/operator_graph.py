@@ -292,6 +292,7 @@ def _check_costs(op: Op) -> None:
         "output_bytes_per_sample": op.output_bytes_per_sample,
         "work.flops_per_sample": op.work.flops_per_sample,
         "work.traffic_bytes_per_sample": op.work.traffic_bytes_per_sample,
+        "work.traffic_bytes_per_forward": op.work.traffic_bytes_per_forward,
         "work.saved_bytes_per_sample": op.work.saved_bytes_per_sample,
         "work.saved_bytes_per_forward": op.work.saved_bytes_per_forward,
         "work.kernels": op.work.kernels,

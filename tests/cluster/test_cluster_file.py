@@ -25,6 +25,7 @@ bandwidth = "100 Gb/s"
 [device_types.v100]
 memory = "16 GB"
 peak = "15.7 TFLOP/s"
+peak_fp8 = "31 TFLOP/s"
 memory_bandwidth = "900 GB/s"
 launch = "4 us"
 half_peak_flops = 2e9
@@ -75,6 +76,7 @@ def test_everything_is_read_in_base_units(tmp_path: Path) -> None:
         memory_bytes_per_second=900e9,
         launch_seconds=near(4e-6),
         half_peak_flops=2e9,
+        fp8_peak_flops_per_second=31e12,
     )
     assert cluster.devices == (
         Device(name="n/v100-0", type="v100", node="n"),

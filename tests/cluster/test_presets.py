@@ -23,16 +23,16 @@ def test_sizes(spec: str, nodes: int, each: int) -> None:
 @pytest.mark.parametrize(
     ("spec", "memory", "peaks"),
     [
-        ("summit:1x1", 16e9, (15.7, 15.7, 125.0)),
-        ("dgx-a100:1x1", 80e9, (19.5, 312.0, 312.0)),
-        ("dgx-h100:1x1", 80e9, (67.0, 989.0, 989.0)),
+        ("summit:1x1", 16e9, (15.7, 15.7, 125.0, 15.7)),
+        ("dgx-a100:1x1", 80e9, (19.5, 312.0, 312.0, 312.0)),
+        ("dgx-h100:1x1", 80e9, (67.0, 989.0, 989.0, 1979.0)),
     ],
 )
 def test_published_figures_of_the_devices(spec: str, memory: float, peaks: tuple[float, ...]) -> None:
     """One peak served all precisions: that of TensorFloat-32, which torch does not use by default."""
     (kind,) = Cluster.preset(spec).device_types
     assert kind.memory_bytes == memory
-    assert tuple(kind.peak(precision) / 1e12 for precision in ("fp32", "bf16", "fp16")) == peaks
+    assert tuple(kind.peak(precision) / 1e12 for precision in ("fp32", "bf16", "fp16", "fp8")) == peaks
     assert kind.peak(None) == kind.peak("fp32")
     assert kind.half_peak_flops / kind.peak_flops_per_second == pytest.approx(64e-6, rel=0.01)
 

@@ -65,6 +65,24 @@ def test_the_peak_is_that_of_the_precision_which_the_graph_counts() -> None:
     assert estimate(graph, cluster(ROUND)).rows[0].forward.lines[0] == (7.5, 3.0)  # no units of its own
 
 
+def test_an_operator_can_have_products_of_its_own_precision() -> None:
+    eight = replace(PRODUCT, work=replace(PRODUCT.work, products="fp8"))
+    kind = replace(ROUND, bf16_peak_flops_per_second=200.0, fp8_peak_flops_per_second=400.0)
+    graph = replace(chain(eight), origin=Origin(method="export", precision="bf16"))
+    assert estimate(graph, cluster(kind)).rows[0].forward.lines[0] == (7.5, 0.75)
+    # Without such units they run at the peak of bf16, and without that at fp32's.
+    without = replace(kind, fp8_peak_flops_per_second=None)
+    assert estimate(graph, cluster(without)).rows[0].forward.lines[0] == (7.5, 1.5)
+    assert estimate(graph, cluster(ROUND)).rows[0].forward.lines[0] == (7.5, 3.0)
+
+
+def test_what_is_computed_of_parameters_does_not_depend_on_the_samples() -> None:
+    (row,) = costs(replace(PRODUCT, work=replace(PRODUCT.work, traffic_bytes_per_forward=60.0)))
+    # 40 bytes of parameters and 60 of what is computed of them, at 10 bytes per second.
+    assert row.forward.lines[1] == (3.5 + 10.0, 2.0)
+    assert row.weight_gradient.lines[1] == (3.5 + 4.0, 2.0)
+
+
 def test_efficiency_grows_with_the_samples_and_saturates() -> None:
     (row,) = costs(Op(name="a", work=Work(flops_per_sample=100.0, kernels=0)))
     efficiency = [n * 100.0 / 100.0 / row.forward(n) for n in (1, 2, 8, 1000)]

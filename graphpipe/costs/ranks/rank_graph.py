@@ -87,6 +87,7 @@ def _rank_op(graph: Graph, op: Op, ranks: int) -> Op:
         op.work,
         flops_per_sample=op.work.flops_per_sample * share.flops,
         traffic_bytes_per_sample=op.work.traffic_bytes_per_sample * share.traffic,
+        traffic_bytes_per_forward=op.work.traffic_bytes_per_forward * share.parameters,
         saved_bytes_per_sample=op.work.saved_bytes_per_sample * share.saved,
         saved_bytes_per_forward=op.work.saved_bytes_per_forward * share.parameters,
     )

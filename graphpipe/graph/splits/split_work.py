@@ -35,6 +35,7 @@ def work_of_part(whole: Op, split: OpSplit, number: int) -> Work:
         saved_bytes_per_sample=branch.bytes_per_sample if saves else 0.0,
         saved_bytes_per_forward=share * _cast_bytes(work, split) if branch.source is not None else 0.0,
         kernels=1,
+        products=work.products,
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, fx, nn
 
-from graphpipe.graph import Edge, EdgeValue, Op, Shared, Work
+from graphpipe.graph import Edge, EdgeValue, Op, Precision, ProductPrecision, Shared, Work
 from graphpipe.model.capture.crossing_values import CrossingValues, duplicated_inputs, is_anchor
 from graphpipe.model.capture.groups import Groups
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
@@ -49,20 +49,20 @@ def needs_whole_batch(node: fx.Node, names: Collection[str]) -> bool:
 
 
 def build_ops(
-    model: MeasuredModel, groups: Groups, whole_batch: Collection[str]
+    model: MeasuredModel, groups: Groups, whole_batch: Collection[str], precision: Precision
 ) -> tuple[tuple[Op, ...], tuple[Edge, ...]]:
-    """Return one operator per group, and the edges between them."""
+    """Return one operator per group, and the edges between them. The forwards were run in a precision."""
     names = group_names(model, groups)
     where = {node: name for name, group in zip(names, groups, strict=True) for node in group}
     crossing = _crossing(model, groups, where)
     sent = {value: None for values in crossing.values() for value in values}
     saved = _saved_bytes(model, groups, lambda reading: reading.saved)
-    casts = _saved_bytes(model, groups, lambda reading: reading.saved_casts)
+    casts = _saved_bytes(model, groups, lambda reading: reading.saved_of_state)
     several = {name for name, count in Counter(where[value] for value in sent).items() if count > 1}
     ops: list[Op] = []
     for name, group in zip(names, groups, strict=True):
         own = [value for value in sent if where[value] == name]
-        op = _op(model, name, group, whole_batch, (saved[name], casts[name]), own)
+        op = _op(model, name, group, whole_batch, (saved[name], casts[name]), own, precision)
         ops.append(replace(op, without_gradient=_without_gradient(model, group, own, listed=name in several)))
     edges = [
         _edge(model, source, target, values, listed=source in several) for (source, target), values in crossing.items()
@@ -166,10 +166,12 @@ def _op(
     whole_batch: Collection[str],
     saved: tuple[float, float],
     sent: list[fx.Node],
+    precision: Precision,
 ) -> Op:
     nodes = _with_duplicated(model, group)
     parameters = {model.parameter_names[id(p)]: p for node in nodes for p in model.parameters(node)}
     readings = [model.readings[node] for node in nodes]
+    flops = sum(reading.flops for reading in readings)
     principal = _principal(model, group)
     kind = type(model.module.get_submodule(str(principal.target))).__name__ if principal.op == "call_module" else "glue"
     read = {value for node in nodes for value in _inputs_by_value(node) if value.op == "placeholder"}
@@ -180,18 +182,30 @@ def _op(
         parameter_bytes=float(sum(p.numel() * p.element_size() for p in parameters.values())),
         output_bytes_per_sample=sum(model.readings[value].bytes_per_sample for value in sent or _results(group)),
         work=Work(
-            flops_per_sample=sum(reading.flops for reading in readings) / SAMPLES[1],
+            flops_per_sample=flops / SAMPLES[1],
             traffic_bytes_per_sample=sum(reading.traffic_bytes for reading in readings) / SAMPLES[1],
             saved_bytes_per_sample=saved[0] / SAMPLES[1],
             saved_bytes_per_forward=saved[1],
             kernels=sum(reading.kernels for reading in readings),
             step_kernels=sum(reading.step_kernels for reading in readings),
             without_formula=tuple(sorted({name for reading in readings for name in reading.without_formula})),
+            products=_products(readings, flops, precision),
+            traffic_bytes_per_forward=sum(reading.state_traffic_bytes for reading in readings),
         ),
         model_inputs=tuple(input_name for input_name, node in model.module_graph.inputs.items() if node in read),
         trainable=not parameters or any(p.requires_grad for p in parameters.values()),
         whole_batch=any(needs_whole_batch(node, whole_batch) for node in group),
     )
+
+
+def _products(readings: Sequence[Reading], flops: float, usual: Precision) -> ProductPrecision | None:
+    """Return the precision of most of the FLOPs, if it is not the usual one."""
+    narrow: tuple[ProductPrecision, ...] = ("bf16", "fp16", "fp8")
+    counts = {kind: sum(reading.products.get(kind, 0.0) for reading in readings) for kind in narrow}
+    wide = flops - sum(counts.values())
+    most = max(narrow, key=counts.__getitem__)
+    found: ProductPrecision = most if counts[most] > wide else "fp32"
+    return found if flops and found != usual else None
 
 
 def _inputs_by_value(node: fx.Node) -> Sequence[fx.Node]:

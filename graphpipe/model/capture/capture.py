@@ -306,7 +306,7 @@ def _captured(
     groups: Groups,
     whole_batch: Sequence[str],
 ) -> Captured:
-    ops, edges = build_ops(measured, groups, whole_batch)
+    ops, edges = build_ops(measured, groups, whole_batch, origin.precision or "fp32")
     known = [op.name for op in ops]
     for name in whole_batch:
         if name not in known and name not in dict(module.named_modules()):

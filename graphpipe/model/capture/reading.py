@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from graphpipe.graph import ProductPrecision
+
 SAMPLES = (8, 64)
 """Batch sizes of two runs: a dimension that has the first size, then the second, is the samples."""
 
@@ -14,7 +16,11 @@ class Reading:
     """What one node computes from a batch of SAMPLES[1] samples."""
 
     flops: float = 0.0
+    products: dict[ProductPrecision, float] = field(default_factory=dict[ProductPrecision, float])
+    """FLOPs by precision, but for those of fp32."""
     traffic_bytes: float = 0.0
+    state_traffic_bytes: float = 0.0
+    """Bytes of what is computed of parameters and buffers alone, which does not depend on the samples."""
     kernels: int = 0
     step_kernels: int = 0
     """Kernels of the steps of recurrent layers, which `kernels` counts too."""
@@ -22,8 +28,8 @@ class Reading:
     """Operators of other libraries, of which only bytes are known: `torchvision::deform_conv2d`."""
     saved: dict[int, float] = field(default_factory=dict[int, float])
     """Bytes saved for the backward pass, by memory key; without parameters."""
-    saved_casts: dict[int, float] = field(default_factory=dict[int, float])
-    """The same of copies of parameters that autocast has made, which do not depend on the samples."""
+    saved_of_state: dict[int, float] = field(default_factory=dict[int, float])
+    """The same of what was computed of parameters alone, such as copies by autocast: whatever the samples."""
     made: set[int] = field(default_factory=set[int])
     """Keys of the memory that the node allocated or returned."""
     shape: tuple[int, ...] | None = None
@@ -46,8 +52,8 @@ class Reading:
     def placed(self, place: Callable[[int], int]) -> "Reading":
         """Return this reading for other memory, given the key for each key."""
         saved = {place(key): count for key, count in self.saved.items()}
-        casts = {place(key): count for key, count in self.saved_casts.items()}
-        return replace(self, saved=saved, saved_casts=casts, made={place(key) for key in self.made})
+        casts = {place(key): count for key, count in self.saved_of_state.items()}
+        return replace(self, saved=saved, saved_of_state=casts, made={place(key) for key in self.made})
 
     @property
     def bytes_per_sample(self) -> float:

@@ -113,11 +113,12 @@ def _run(
     state = {memory_key(tensor) for tensor in [*fake.parameters(), *fake.buffers()]}
     given = {memory_key(tensor) for tensor in inputs.values()}
     alive: list[Tensor] = []  # a memory key is unique only while its tensor is alive
-    casts: set[int] | None = set() if precision in DTYPES else None
+    derived = set[int]()
+    autocasts = precision in DTYPES
     calls = CallReadings(module=fake, outside=state | given, structures=structures)
 
     def run_with(node: fx.Node, decisions: Decisions) -> tuple[Any, Reading]:
-        meter = Meter(state, given, casts, alive, decisions)
+        meter = Meter(state, given, derived, alive, decisions, autocasts=autocasts)
         if node in names:
             return inputs[names[node]], meter.reading(inputs[names[node]])
         try:
@@ -127,7 +128,7 @@ def _run(
             if "saved tensor hooks" not in str(error):
                 raise
             # Transforms of torch.func do not show what they save. All that they make counts.
-            meter = Meter(state, given, casts, alive, decisions, saves_all=True)
+            meter = Meter(state, given, derived, alive, decisions, autocasts=autocasts, saves_all=True)
             value = metered(node, meter)
         return value, meter.reading(value)
 

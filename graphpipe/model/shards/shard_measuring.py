@@ -182,7 +182,7 @@ class ShardMeasuring:
             fused_attention=attention is not None,
         )
         groups = tuple(captured.nodes[op.name] for op in captured.graph.ops)
-        ops, _ = build_ops(half, groups, ())
+        ops, _ = build_ops(half, groups, (), captured.precision)
         return {op.name: other for op, other in zip(captured.graph.ops, ops, strict=True)}
 
     def _kind(self, op: Op) -> Any:

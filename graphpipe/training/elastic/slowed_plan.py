@@ -38,6 +38,7 @@ def slowed(cluster: Cluster, costs: CostTable, slowness: Mapping[str, float]) ->
                 peak_flops_per_second=kind.peak_flops_per_second / times,
                 bf16_peak_flops_per_second=_slower(kind.bf16_peak_flops_per_second, times),
                 fp16_peak_flops_per_second=_slower(kind.fp16_peak_flops_per_second, times),
+                fp8_peak_flops_per_second=_slower(kind.fp8_peak_flops_per_second, times),
                 memory_bytes_per_second=kind.memory_bytes_per_second / times,
                 launch_seconds=kind.launch_seconds * times,
             )

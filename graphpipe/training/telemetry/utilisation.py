@@ -4,6 +4,8 @@ Chowdhery et al., PaLM: Scaling Language Modeling with Pathways (2022), appendix
 forward and backward over those that the devices could do. What is computed twice counts once.
 """
 
+from statistics import harmonic_mean
+
 from graphpipe.graph import Graph
 from graphpipe.plans import Plan
 
@@ -16,13 +18,21 @@ def step_flops(plan: Plan) -> float:
 
 
 def peak_flops(plan: Plan, precision: str) -> float | None:
-    """Return the FLOPs per second of the devices in use, at their peak in a precision.
+    """Return the FLOPs per second of the devices in use, at their peak in a precision, or in those of the operators.
 
     None on processors, whose peak no data sheet gives, and which share their cores.
     """
     types = {kind.name: kind for kind in plan.cluster.device_types}
     used = [types[plan.cluster.devices[device].type] for device in plan.used_devices]
-    return None if any(each.is_processor for each in used) else sum(each.peak(precision) for each in used)
+    if any(each.is_processor for each in used):
+        return None
+    flops: dict[str, float] = {}
+    for op in plan.graph.ops:
+        own = op.work.products or precision
+        flops[own] = flops.get(own, 0.0) + op.work.flops_per_sample
+    peaks = {each: sum(kind.peak(each) for kind in used) for each in flops}
+    # Of several precisions the mean by operations is taken of the seconds.
+    return harmonic_mean([*peaks.values()], [*flops.values()]) if len(peaks) > 1 else sum(peaks.values())
 
 
 def _below_trained(graph: Graph) -> set[str]:

@@ -1,6 +1,7 @@
 """The figures that loggers get: utilisation by hand, and what MLflow is given."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -43,6 +44,19 @@ def test_a_step_counts_the_halves_that_a_backward_has(preset: str, count: int) -
     expected = None if kind.is_processor else used * kind.peak_flops_per_second
     assert peak_flops(plan, "fp32") == expected
     assert used <= count
+
+
+def test_the_peak_is_that_of_the_products_of_the_operators() -> None:
+    """A model in bf16 without autocast used 1,500 % of its peak, which was that of fp32."""
+    cluster = Cluster.preset("dgx-h100:1x1")
+    half = tuple(replace(op, work=replace(op.work, products="bf16")) for op in chain().ops)
+    plans = [
+        gp.plan(graph, gp.estimate(graph, cluster), cluster, batch_size=8)
+        for graph in (replace(chain(), ops=half), replace(chain(), ops=(half[0], *chain().ops[1:])))
+    ]
+    assert peak_flops(plans[0], "fp32") == 989e12
+    # Ten operations each: one at the peak of bf16, and two at that of fp32.
+    assert peak_flops(plans[1], "fp32") == pytest.approx(3 / (1 / 989e12 + 2 / 67e12))
 
 
 def test_utilisation_is_of_the_step_and_what_is_unknown_is_left_out() -> None:

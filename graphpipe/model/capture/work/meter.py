@@ -1,13 +1,14 @@
 """Counts the work of what runs on fake tensors."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from graphpipe.model.capture.module_graph.calls.data_flow import Decisions
+from graphpipe.graph import ProductPrecision
+from graphpipe.model.capture.module_graph.calls.data_flow import Decisions, with_wrapped
 from graphpipe.model.capture.reading import SAMPLES, Reading
 from graphpipe.model.capture.work.flops import flops_of
 from graphpipe.model.capture.work.recurrence import Recurrence, recurrent_layers_at_a_glance
@@ -16,6 +17,10 @@ from graphpipe.model.torch_private import CONVERSION, DispatchMode, flatten, gue
 
 _NO_KERNELS = ("prim", "c10d", "profiler", "_c10d_functional")
 """Namespaces of operators that ask, send or note, and compute nothing."""
+_PRECISIONS: dict[torch.dtype, ProductPrecision] = {
+    **{torch.bfloat16: "bf16", torch.float16: "fp16", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8"},
+    **{torch.float8_e4m3fnuz: "fp8", torch.float8_e5m2fnuz: "fp8"},
+}
 
 
 class Meter(DispatchMode):
@@ -24,9 +29,10 @@ class Meter(DispatchMode):
     Args:
         state: the memory keys of parameters and buffers.
         given: those of the model inputs.
-        casts: those of the copies of parameters that autocast has made; None without autocast.
+        derived: those of what was computed of parameters and buffers alone. New ones are added.
         alive: keeps tensors, because a memory key is unique only while its tensor is alive.
         decisions: what operators that ask for values are told.
+        autocasts: whether autocast makes copies of parameters. `saved_bytes_per_forward` says what moves for these.
         saves_all: count all that operators return as saved, where autograd does not tell what it saves.
     """
 
@@ -34,10 +40,11 @@ class Meter(DispatchMode):
         self,
         state: set[int],
         given: set[int],
-        casts: set[int] | None,
+        derived: set[int],
         alive: list[Tensor],
         decisions: Decisions,
         *,
+        autocasts: bool = False,
         saves_all: bool = False,
     ) -> None:
         super().__init__()
@@ -45,7 +52,8 @@ class Meter(DispatchMode):
         self.saves_all = saves_all
         self.state = state
         self.given = given
-        self.casts = casts
+        self.derived = derived
+        self.autocasts = autocasts
         self.alive = alive
         self.result = Reading()
         self._counts = True
@@ -65,21 +73,32 @@ class Meter(DispatchMode):
             return result
         self.alive += outputs
         self.result.made.update(map(memory_key, outputs))
-        if self.casts is not None and func is CONVERSION and memory_key(args[0]) in self.state:
-            self.casts.update(map(memory_key, outputs))
+        if self.autocasts and func is CONVERSION and memory_key(args[0]) in self.state:
+            self.derived.update(map(memory_key, outputs))
             self.result.kernels += 1
         elif self._counts:
             operands = [item for item in flatten((args, kwargs))[0] if isinstance(item, Tensor)]
-            held = self.state | (self.casts or set[int]())
             self.result.kernels += 1
-            self.result.traffic_bytes += sum(map(_bytes, outputs))
-            self.result.traffic_bytes += sum(_bytes(item) for item in operands if memory_key(item) not in held)
-            self.result.flops += guessed(flops_of(func, args, kwargs, result), SAMPLES[1])
+            self._count_traffic(operands, outputs)
+            flops = guessed(flops_of(func, args, kwargs, result), SAMPLES[1])
+            self.result.flops += flops
+            if flops and (precision := _precision(operands)):
+                self.result.products[precision] = self.result.products.get(precision, 0.0) + flops
             if func.namespace != "aten":
                 self.result.without_formula.add(f"{func.namespace}::{func.overloadpacket.__name__}")
         for output in outputs if self.saves_all else ():
             self.on_save(SavedTensor(output))
         return result
+
+    def _count_traffic(self, operands: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        held, made = self.state | self.derived, {*map(memory_key, outputs)}
+        own = [held.isdisjoint(map(memory_key, with_wrapped([each]))) for each in operands]
+        if operands and not any(own) and self.state.isdisjoint(made):
+            self.derived |= made
+            self.result.state_traffic_bytes += sum(map(_bytes, [*operands, *outputs]))
+        else:
+            self.result.traffic_bytes += sum(map(_bytes, outputs))
+            self.result.traffic_bytes += sum(_bytes(each) for each, counts in zip(operands, own, strict=True) if counts)
 
     @contextmanager
     def _uncounted(self) -> Generator[None]:
@@ -100,8 +119,8 @@ class Meter(DispatchMode):
         tensor = saved.tensor
         assert tensor is not None
         key = memory_key(tensor)
-        if key in (self.casts or ()):
-            self.result.saved_casts[key] = float(_held_bytes(tensor))
+        if key in self.derived:
+            self.result.saved_of_state[key] = float(_held_bytes(tensor))
         elif key not in self.state | self.given:
             self.alive.append(tensor)
             self.result.saved[key] = guessed(_held_bytes(tensor), SAMPLES[1])
@@ -117,6 +136,12 @@ class Meter(DispatchMode):
             self.result.requires_grad = value.requires_grad
             self.result.made.add(memory_key(value))
         return self.result
+
+
+def _precision(operands: Sequence[Tensor]) -> ProductPrecision | None:
+    """Return the precision of a product; None is fp32."""
+    found = {_PRECISIONS[each.dtype] for each in with_wrapped(operands) if each.dtype in _PRECISIONS}
+    return min(found, key=("fp8", "bf16", "fp16").index, default=None)
 
 
 def _held_bytes(tensor: Tensor) -> Any:

@@ -188,7 +188,7 @@ class DataFlow(DispatchMode):
         if func is _NUMBER:
             self.numbers |= found
         costly = is_random(func) or has_formula(func) or not self._costly.isdisjoint(known)
-        for tensor in _with_wrapped((*results, *written)):
+        for tensor in with_wrapped((*results, *written)):
             key = memory_key(tensor)
             self._costly |= {key} if costly else set()
             self._sources[key] = self._sources.get(key, frozenset()) | found
@@ -215,7 +215,7 @@ class DataFlow(DispatchMode):
 
     def sources(self, tensors: Iterable[Tensor]) -> frozenset[int]:
         """Return the positions of the arguments that these tensors were computed from."""
-        return frozenset[int]().union(*(self._sources.get(memory_key(each), ()) for each in _with_wrapped(tensors)))
+        return frozenset[int]().union(*(self._sources.get(memory_key(each), ()) for each in with_wrapped(tensors)))
 
     def is_cheap(self, tensor: Tensor) -> bool:
         """True if neither products of matrices nor random numbers are in what a tensor was computed from."""
@@ -226,8 +226,9 @@ class DataFlow(DispatchMode):
         return any(memory_key(tensor) == memory_key(each) for each in self.written)
 
 
-def _with_wrapped(tensors: Iterable[Tensor]) -> list[Tensor]:
-    # Tensors, and behind each that wraps others, those in it. Tensors of no such class and Parameters dispatch alike.
+def with_wrapped(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return tensors, and behind each that wraps others, those in it."""
+    # Tensors of no such class and Parameters dispatch alike.
     found: list[Tensor] = []
     for tensor in tensors:
         found.append(tensor)
@@ -236,7 +237,7 @@ def _with_wrapped(tensors: Iterable[Tensor]) -> list[Tensor]:
             inside = [getattr(tensor, name) for name in kind.__tensor_flatten__(tensor)[0]]
         else:
             inside = [] if kind.__torch_dispatch__ is _PLAIN.__torch_dispatch__ else [*vars(tensor).values()]
-        found += _with_wrapped(each for each in inside if isinstance(each, Tensor))
+        found += with_wrapped(each for each in inside if isinstance(each, Tensor))
     return found
 
 
