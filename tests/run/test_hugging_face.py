@@ -21,13 +21,18 @@ from graphpipe.run import Pipeline
 
 pytestmark = pytest.mark.timeout(600)
 TIED = {"t5": "shared.weight", "bart": "model.shared.weight", "gpt2": "transformer.wte.weight"}
+QUICK = ("clip", "bart", "gpt2", "vilt")
+"""With a whole-batch head, an encoder and a decoder, a tied matrix, and by hand. `make test-slow` tries all."""
+NAMES = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in MODELS]
 KINDS = {"clip": "CLIPOutput", "flava": "FlavaModelOutput", "vilt": "Tensor"}
 
 
 @pytest.fixture(scope="module")
-def traced() -> dict[str, Traced]:
-    """Return every model's graph and loss."""
-    return {name: run_of(name).traced for name in MODELS}
+def traced(request: pytest.FixtureRequest) -> dict[str, Traced]:
+    """Return the graph and loss of every model that a selected test is about."""
+    calls = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
+    names = {call.params.get("name") for call in calls if call is not None}
+    return {name: run_of(name).traced for name in MODELS if name in names}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +56,7 @@ def trained(request: pytest.FixtureRequest, saved: Path) -> list[dict[str, Any]]
     return values(run_ranks(train_all, request.param, saved / f"ranks-{request.param}", str(saved), seconds=500))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_plans_are_pipelines_over_all_devices_and_part_what_is_tied(name: str, traced: dict[str, Traced]) -> None:
     for devices in (2, 4):
         plan = plan_of(traced[name].graph, devices)
@@ -61,7 +66,7 @@ def test_plans_are_pipelines_over_all_devices_and_part_what_is_tied(name: str, t
             assert sum(TIED[name] in exchange.parameters for exchange in plan.tied_gradients) == 1
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_ranks_train_as_plain_pytorch_does(
     name: str, trained: list[dict[str, Any]], plain: dict[str, dict[str, Any]]
 ) -> None:
@@ -85,7 +90,7 @@ def assert_near(gradient: Tensor, expected: Tensor, largest: float, name: str) -
     assert away <= allowed, f"{name} is {away:.1e} away, {allowed:.1e} are allowed"
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_rank_gets_the_evaluation_in_the_models_own_containers(
     name: str, trained: list[dict[str, Any]], plain: dict[str, dict[str, Any]]
 ) -> None:

@@ -94,6 +94,7 @@ def test_every_engine_trains_replicas_of_parts(tmp_path: Path) -> None:
             assert_close(rank[kind], plain)
 
 
+@pytest.mark.slow  # Split operators, and shared devices, train alike above and in other files.
 def test_a_found_plan_with_split_operators_and_shared_devices_trains_like_plain_pytorch(tmp_path: Path) -> None:
     plan, unsplit, plain = found_plan("auto"), found_plan("none"), train_plainly()
     assert plan.shares_devices

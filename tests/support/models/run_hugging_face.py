@@ -367,8 +367,8 @@ def train(name: str, folder: Path) -> dict[str, Any]:
 
 
 def train_all(folder: str) -> dict[str, Any]:
-    """Train every model by the plan that the folder has for it."""
-    return {name: train(name, Path(folder)) for name in MODELS}
+    """Train every model for which the folder has a plan."""
+    return {name: train(name, Path(folder)) for name in MODELS if (Path(folder) / f"{name}.loss").exists()}
 
 
 def train_unpartitioned(name: str, traced: Traced) -> dict[str, Any]:
