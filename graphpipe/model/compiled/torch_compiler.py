@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count
 from types import CellType, FunctionType
 from typing import Any, cast
 
@@ -11,6 +12,8 @@ from torch._guards import TracingContext, detect_fake_mode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 # pyright: reportPrivateUsage=false
+
+_NUMBERS = count()
 
 
 def region_compiler(
@@ -78,8 +81,9 @@ def region_compiler(
                 fail(error)
                 return graph
 
-    # The compiler keeps a few results for each code object. So each kind of region has one of its own.
-    code = _called(nn.Identity()).__code__.replace()
+    # The compiler keeps a few results for each code object, and takes a size for variable that differs between calls of
+    # code of one name. So each kind of region has code and a name of its own.
+    code = _called(nn.Identity()).__code__.replace(co_name=f"region_{next(_NUMBERS)}")
     return lambda module: torch.compile(
         FunctionType(code, globals(), None, None, (CellType(module),)), backend=compile_region
     )

@@ -75,3 +75,21 @@ def test_a_compiler_that_begins_again_is_no_failure(monkeypatch: pytest.MonkeyPa
     assert torch.allclose(call(x), layer(x))
     assert len(times) > 1
     assert failed == []
+
+
+@pytest.mark.skipif(bool(INDUCTOR.missing()), reason=INDUCTOR.missing() or "there is a compiler")
+def test_regions_of_one_kind_do_not_make_the_sizes_of_another_kind_variable() -> None:
+    """Swin's second kind of layers was compiled for windows of any size: forty minutes instead of twenty seconds."""
+    sizes: list[Any] = []
+
+    def backward(graph: fx.GraphModule, compile_graph: Any, tensors: Sequence[int]) -> Any:
+        del tensors
+        sizes.extend(size for node in graph.graph.nodes if node.op == "placeholder" for size in node.meta["val"].shape)
+        return compile_graph(graph)
+
+    for width, rows in ((3, 2), (5, 7)):
+        layer = nn.Linear(width, width)
+        call = region_compiler(backward, lambda: None, lambda error: None)(layer)
+        call(torch.randn(rows, width)).sum().backward()
+    assert sizes
+    assert all(type(size) is int for size in sizes)
