@@ -32,10 +32,13 @@ def with_device_subsets(
 ) -> Plan:
     """Return the plan, or a faster one that leaves a part of the cluster unused.
 
-    Leaving out devices helps where messages take time, or where some devices are slower than others. So equal devices
-    that are all in use are searched only if the plan would be faster by `_WORTH` with links that take no time. A subset
-    is searched only if its devices could do the work of a step in less time than the plan, without messages and without
-    waiting. Those that could do it in the least time come first, because later ones must then be faster.
+    Leaving out devices helps where messages take time, or where some devices are slower than others. So of equal
+    devices that are all in use, parts are searched only if the plan would be faster by `_WORTH` with links that take no
+    time. A number of equal devices that is no power of two in equal nodes is hard to fill, so all but the last are
+    tried too.
+
+    A subset is searched only if its devices could do the work of a step in less time than the plan, without messages
+    and without waiting. Those that could do it in the least time come first, because later ones must then be faster.
 
     Args:
         problem: graph, costs, cluster and batch.
@@ -43,17 +46,27 @@ def with_device_subsets(
         options: the caller's.
         find: the search.
     """
-    if not (subsets := device_subsets(problem.cluster)):
-        return plan
-    busy = len(plan.used_devices) == len(problem.cluster.devices)
-    if busy and len(problem.cluster.device_types) == 1:
-        # Both are ranked quickly: a schedule would be searched again for links that take no time.
-        ranked = options.ranked(plan, inf)
-        if ranked < inf and options.ranked(_without_messages(plan), inf) > (1 - _WORTH) * ranked:
-            return plan
-    most = MOST_WORK // len(problem.graph.ops)
-    parts = sorted((_least_seconds(problem, subset), subset) for subset in subsets if len(subset) <= most)
+    count, most = len(problem.cluster.devices), MOST_WORK // len(problem.graph.ops)
+    one_type = len(problem.cluster.device_types) == 1
+    subsets = device_subsets(problem.cluster)
+    if one_type and len(plan.used_devices) == count and _messages_are_short(plan, options):
+        subsets = []
+    if one_type and not _is_regular(problem.cluster) and count <= most:
+        subsets = [*subsets, tuple(range(count - 1))]
+    parts = sorted({(_least_seconds(problem, subset), subset) for subset in subsets if len(subset) <= most})
     return fastest_on_parts(problem, plan, options, find, parts)
+
+
+def _is_regular(cluster: Cluster) -> bool:
+    """Return whether the devices are a power of two in equal nodes."""
+    nodes = Counter(device.node for device in cluster.devices)
+    return len(cluster.devices).bit_count() == 1 and len({*nodes.values()}) == 1
+
+
+def _messages_are_short(plan: Plan, options: Options) -> bool:
+    # Both are ranked quickly: a schedule would be searched again for links that take no time.
+    ranked = options.ranked(plan, inf)
+    return ranked < inf and options.ranked(_without_messages(plan), inf) > (1 - _WORTH) * ranked
 
 
 def _without_messages(plan: Plan) -> Plan:

@@ -7,7 +7,6 @@ from math import inf
 
 from graphpipe.errors import Infeasible
 from graphpipe.planners.device_subsets import with_device_subsets
-from graphpipe.planners.fewer_devices import with_fewer_devices
 from graphpipe.planners.improve.device_types import typed_plans
 from graphpipe.planners.improve.exchange_devices import exchanged
 from graphpipe.planners.improve.memory_reliefs import with_reliefs
@@ -17,7 +16,6 @@ from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.problem.planner import Planner
 from graphpipe.planners.search.search import candidates, distinct
-from graphpipe.planners.sequential_stages import with_sequential_stages
 from graphpipe.planners.sharing.share_devices import with_shared_devices
 from graphpipe.plans.plan import Plan
 
@@ -48,11 +46,8 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
     8. If memory is short, repeat 1-7 with more memory and let stages recompute and offload operators until they fit. If
        no plan fits, also repeat them with stages that recompute in full, with replicas that shard the optimizer's
        state, and with both (`memory_reliefs`).
-    9. Where the devices are not a power of two in equal nodes, try sequential pipelines of Piper and DAPPLE
-       (`with_sequential_stages`), and, if all are of one type, search again without the last device, the last two and
-       the last three (`with_fewer_devices`).
-    10. Search again on parts of the cluster that could be faster alone: a node, a site, the devices of a type
-       (`with_device_subsets`).
+    9. Search again on parts of the cluster that could be faster alone: a node, a site, the devices of a type, and all
+       but the last device where their number is hard to fill (`with_device_subsets`).
 
     With the published objective, step 3 ranks by the bottleneck (of equals, less memory) and step 4 is skipped.
 
@@ -63,11 +58,9 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
     """
     if not problem.trains:
         find = partial(plan_inference, planner="graphpipe")
-        return with_fewer_devices(problem, find(problem, options), options, find, regular=True)
+        return with_device_subsets(problem, find(problem, options), options, find)
     best = with_reliefs(problem, options, "graphpipe", _searched)
     if options.objective == "step" and problem.weights == "flush":
-        best = with_sequential_stages(problem, best, options)
-        best = with_fewer_devices(problem, best, options, _searched)
         best = with_device_subsets(problem, best, options, _searched)
     return with_mixed_micro_batches(problem, best, options) if options.mixed_micro_batches else best
 

@@ -145,13 +145,11 @@ def _sweep(run: PartitionSearch, tree: Series, options: Options) -> None:
 
 
 def _forms(graph: Graph, tree: Series, weights: Mapping[str, float], *, graphs: bool) -> list[tuple[Series, bool]]:
-    """Return the forms to cut: chains, then (for graphs of stages) wider and wider ones, the widest also reversed.
+    """Return the forms to cut: a chain, then (for graphs of stages) wider and wider ones, the widest also reversed.
 
     If branches differ, light ones also follow heavy ones (`paired`).
     """
-    in_order = Series(tuple(Leaf(name) for name in graph.order))
-    bundle = bundled(tree, 1)
-    forms = [(in_order, False), *([(bundle, False)] if bundle.ops != in_order.ops else [])]
+    forms = [(Series(tuple(Leaf(name) for name in graph.order)), False)]
     widest = width(tree)
     if graphs and widest > 1:
         widths = [*(2**k for k in range(1, widest.bit_length()) if 2**k < widest), widest]

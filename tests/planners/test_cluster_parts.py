@@ -1,4 +1,4 @@
-"""Plans that leave devices unused."""
+"""Plans that leave the last device unused, where the devices are no power of two in equal nodes."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ from problems import cluster, table
 import graphpipe as gp
 from graphpipe.errors import Infeasible
 from graphpipe.graph import Edge, Graph, Op
-from graphpipe.planners.fewer_devices import with_fewer_devices
+from graphpipe.planners.device_subsets import with_device_subsets
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble
 from graphpipe.plans import Plan
@@ -39,8 +39,8 @@ class Search:
 
 def test_a_faster_plan_for_fewer_devices_runs_on_the_first_devices_of_the_whole_cluster() -> None:
     whole, search = problem(3), Search()
-    plan = with_fewer_devices(whole, search(whole, Options()), Options(), search)
-    assert search.counts == [3, 2, 1]
+    plan = with_device_subsets(whole, search(whole, Options()), Options(), search)
+    assert search.counts == [3, 2]
     assert plan.cluster == whole.cluster
     assert [stage.devices for stage in plan.stages] == [(0,), (1,)]
 
@@ -49,8 +49,8 @@ def test_a_slower_plan_for_fewer_devices_is_not_taken() -> None:
     whole, search = problem(5), Search()
     halves = [Part(("a",), 2, 2), Part(("b",), 2, 2)]
     best = assemble(whole, halves, planner="test")
-    assert with_fewer_devices(whole, best, Options(), search) is best
-    assert search.counts == [4, 3, 2]
+    assert with_device_subsets(whole, best, Options(), search) is best
+    assert search.counts == [4]
 
 
 def test_plans_are_compared_under_their_best_schedules() -> None:
@@ -62,15 +62,15 @@ def test_plans_are_compared_under_their_best_schedules() -> None:
         return (3.0 if plan.schedule == "1f1b" else 1.0) if len(plan.used_devices) == 4 else 2.0
 
     options = Options(evaluate=seconds, scheduled=lambda plans: replace(plans[0], schedule="zb-auto"))
-    found = with_fewer_devices(whole, best, options, search)
+    found = with_device_subsets(whole, best, options, search)
     assert (len(found.used_devices), found.schedule) == (4, "zb-auto")
 
 
 def test_a_power_of_two_in_equal_nodes_is_not_searched_again() -> None:
     search = Search()
-    for whole in (problem(4), replace(problem(8), cluster=cluster(8, per_node=4))):
-        best = assemble(whole, [Part(("a", "b"), 1, 12)], planner="test")
-        assert with_fewer_devices(whole, best, Options(), search) is best
+    for whole in (problem(4), problem(8)):
+        best = assemble(whole, [Part(("a", "b"), 4, 12)], planner="test")
+        assert with_device_subsets(whole, best, Options(), search) is best
     assert not search.counts
 
 
