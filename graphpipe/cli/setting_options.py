@@ -75,19 +75,20 @@ def _add(parser: argparse.ArgumentParser, field: Field[Any], types: tuple[Any, .
         return
     literals = [each for each in types if isinstance(each, str) and each]
     choices = literals if literals and not metavar else None
-    number = (_NumberOrWord(literals) if literals else int) if int in types else str
-    parser.add_argument(name, type=number, choices=choices, metavar=metavar, default=default, help=words)
+    number = next((each for each in (int, float) if each in types), str)
+    kind = _NumberOrWord(number, literals) if literals and number is not str else number
+    parser.add_argument(name, type=kind, choices=choices, metavar=metavar, default=default, help=words)
 
 
 class _NumberOrWord:
-    """The type of an option whose value is a whole number or one of some words."""
+    """The type of an option whose value is a number or one of some words."""
 
-    def __init__(self, words: Collection[str]) -> None:
-        self._words = words
+    def __init__(self, number: type[int] | type[float], words: Collection[str]) -> None:
+        self._number, self._words = number, words
         self.__name__ = f"number or {' or '.join(words)}"  # which argparse puts into its message
 
-    def __call__(self, text: str) -> int | str:
-        return text if text in self._words else int(text)
+    def __call__(self, text: str) -> float | str:
+        return text if text in self._words else self._number(text)
 
 
 class _Listed(argparse.Action):

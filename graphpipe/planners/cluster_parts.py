@@ -9,9 +9,6 @@ from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.plans.plan import Plan
 
-MOST_WORK = 10_000
-"""Operators times devices up to which plans for parts are searched."""
-
 Positions = tuple[int, ...]
 """Of the devices of a part, ascending."""
 

@@ -14,15 +14,12 @@ from math import inf
 from graphpipe.cluster import Cluster, Link
 from graphpipe.cluster.levels import device_groups
 from graphpipe.costs import CostModel
-from graphpipe.planners.cluster_parts import MOST_WORK, Positions, fastest_on_parts
+from graphpipe.planners.cluster_parts import Positions, fastest_on_parts
+from graphpipe.planners.problem.limits import FEW, GAIN, LARGE
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.plans.plan import Plan
 
-_UNIONS = 8
-"""Most unions of groups of one level that are tried."""
-_WORTH = 0.05
-"""The share of a step that messages must take before equal devices are left out."""
 _ENDLESS = 1e18
 """Bytes per second of a link that takes no time."""
 
@@ -33,7 +30,7 @@ def with_device_subsets(
     """Return the plan, or a faster one that leaves a part of the cluster unused.
 
     Leaving out devices helps where messages take time, or where some devices are slower than others. So of equal
-    devices that are all in use, parts are searched only if the plan would be faster by `_WORTH` with links that take no
+    devices that are all in use, parts are searched only if the plan would be faster by `GAIN` with links that take no
     time. A number of equal devices that is no power of two in equal nodes is hard to fill, so all but the last are
     tried too.
 
@@ -46,7 +43,7 @@ def with_device_subsets(
         options: the caller's.
         find: the search.
     """
-    count, most = len(problem.cluster.devices), MOST_WORK // len(problem.graph.ops)
+    count, most = len(problem.cluster.devices), LARGE // len(problem.graph.ops)
     one_type = len(problem.cluster.device_types) == 1
     subsets = device_subsets(problem.cluster)
     if one_type and len(plan.used_devices) == count and _messages_are_short(plan, options):
@@ -66,7 +63,7 @@ def _is_regular(cluster: Cluster) -> bool:
 def _messages_are_short(plan: Plan, options: Options) -> bool:
     # Both are ranked quickly: a schedule would be searched again for links that take no time.
     ranked = options.ranked(plan, inf)
-    return ranked < inf and options.ranked(_without_messages(plan), inf) > (1 - _WORTH) * ranked
+    return ranked < inf and GAIN * options.ranked(_without_messages(plan), inf) > ranked
 
 
 def _without_messages(plan: Plan) -> Plan:
@@ -104,7 +101,7 @@ def _unions(cluster: Cluster, groups: Sequence[Positions]) -> Iterator[Positions
     ordered = sorted(groups, key=strength, reverse=True)
     equal = len({strength(group) for group in groups}) == 1
     powers = [2**number for number in range((len(ordered) - 1).bit_length())]
-    counts = powers if equal or len(ordered) > _UNIONS else range(1, len(ordered))
+    counts = powers if equal or len(ordered) > FEW else range(1, len(ordered))
     for count in counts:
         yield tuple(sorted(device for group in ordered[:count] for device in group))
 

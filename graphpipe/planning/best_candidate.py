@@ -10,6 +10,18 @@ from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.planners.improve.hill_climb import hill_climb
 from graphpipe.planners.problem.ascending import Ascending
 from graphpipe.planners.problem.in_order_bound import least_1f1b_seconds
+from graphpipe.planners.problem.limits import (
+    CLOSE,
+    EXACT_TASKS,
+    FEW_TASKS,
+    MANY_TASKS,
+    NEAR,
+    NORMAL,
+    SEARCHED_TASKS,
+    SIMULATED_TASKS,
+    SLOWER,
+    SearchEffort,
+)
 from graphpipe.planners.problem.whole_batch_tail import most_stages_per_device
 from graphpipe.planners.raise_in_flight import with_room, with_slack
 from graphpipe.planning.choose_schedule import AS_PLANNED, AUTO, fitted_under, under
@@ -19,33 +31,6 @@ from graphpipe.plans.estimates import least_step_seconds, task_count
 from graphpipe.schedule.scheduler import Scheduler
 from graphpipe.schedule.schedulers import interleaved, zb_auto
 from graphpipe.schedule.schedulers.registry import find_scheduler
-
-_TRIED = 16
-"""Most plans that get a greedy schedule."""
-_TRIED_TASKS = 100_000
-"""Most tasks in their schedules together."""
-_CLOSE = 1.1
-"""Plans of few tasks whose lower bound is within this factor of the best are worth improving."""
-_SEARCHED = 4
-"""Most plans for which a schedule is searched."""
-_SEARCHED_TASKS = 20_000
-"""Most tasks in the searched schedules together."""
-_GAINED = 1.02
-"""A search shortens the greedy schedule of a plan that does not have few tasks by at most about this factor."""
-_REFINED = 3
-"""Plans that hill climbing tries to improve."""
-_MORE_REFINED = 6
-"""The same for plans of few tasks."""
-_FEW_TASKS = 100
-"""Tasks that count as few."""
-_MANY_TASKS = 1_000
-"""Tasks that count as many."""
-_REFINED_TASKS = 10_000
-"""Most tasks to schedule while it improves one plan."""
-_EXACT_TASKS = 2_000
-"""Tasks of all replicas up to which the interleaved order is evaluated exactly."""
-_SLOWER = 20
-"""How many times as long an evaluation takes if it is not quick."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +45,8 @@ class BestCandidate:
     """The only micro-batch size that stages may have; None: any."""
     quick: Callable[[Plan], bool] | None = None
     """Whether `evaluate` is quick for a plan; None: always. Otherwise fewer changes are tried."""
+    effort: SearchEffort = NORMAL
+    """How much is tried."""
     greedy: RememberedSeconds = field(default_factory=lambda: RememberedSeconds(_greedy_seconds))
     """Seconds of a plan under a greedy zero-bubble schedule."""
 
@@ -97,7 +84,7 @@ class BestCandidate:
     def _ranked_by_rule(self, plan: Plan, choice: str) -> float:
         try:
             fitted = _under_rule(choice, plan)
-            quick = _interleaves(choice, plan) and _replica_tasks(plan) > _EXACT_TASKS
+            quick = _interleaves(choice, plan) and _replica_tasks(plan) > EXACT_TASKS
             return interleaved.quick_seconds(fitted) if quick else self.evaluate(fitted)
         except (Infeasible, InvalidInput):
             return inf
@@ -107,7 +94,7 @@ class BestCandidate:
         without slack (`with_slack`). The plans include the best one under 1F1B, after small changes for 1F1B.
 
         Plans of many tasks whose devices host several stages do not get these changes for 1F1B."""
-        if any(most_stages_per_device(plan) == 1 or task_count(plan) <= _MANY_TASKS for plan in plans):
+        if any(most_stages_per_device(plan) == 1 or task_count(plan) <= MANY_TASKS for plan in plans):
             # A plan that already has another schedule may keep so many samples in flight that 1F1B cannot order it.
             with suppress(Infeasible):
                 plans = [*plans, self._under_a_rule(plans, AS_PLANNED, refined=1)]
@@ -130,23 +117,23 @@ class BestCandidate:
            improved.
         """
         promises: list[tuple[float, Plan]] = []
-        bounded = _bounded(plans)[:_TRIED]
-        affordable = _affordable([plan for _, plan in bounded], _TRIED_TASKS)
+        bounded = _bounded(plans)[: self.effort.ranked]
+        affordable = _affordable([plan for _, plan in bounded], SIMULATED_TASKS)
         for (least, _), plan in zip(bounded, affordable, strict=False):
-            close = _CLOSE if task_count(plan) <= _FEW_TASKS else 1.0
+            close = NEAR if task_count(plan) <= FEW_TASKS else 1.0
             if promises and least >= close * min(promises, key=_seconds)[0]:
                 continue
             promises.append((self.greedy(plan), plan))
         promising = [plan for _, plan in sorted(promises, key=_seconds)]
-        worth = _worth_improving(promising)
+        worth = _worth_improving(promising, self.effort.improved)
         near = [self._improved(plan, self.greedy) for plan in worth]
         left = {
             id(plan)
             for plan, other in zip(worth, near, strict=True)
-            if plan is not other and task_count(plan) > _MANY_TASKS
+            if plan is not other and task_count(plan) > MANY_TASKS
         }
-        others = [plan for plan in promising[:_SEARCHED] if id(plan) not in left]
-        return self._with_searched_schedule(_affordable(_distinct(near, others), _SEARCHED_TASKS))
+        others = [plan for plan in promising[: self.effort.searched] if id(plan) not in left]
+        return self._with_searched_schedule(_affordable(_distinct(near, others), SEARCHED_TASKS))
 
     def _with_searched_schedule(self, plans: Iterable[Plan]) -> tuple[float, Plan]:
         """Return the best of at least one plan under a searched schedule, and its step seconds.
@@ -158,8 +145,8 @@ class BestCandidate:
         tried = set[float]()
         for plan in plans:
             greedy = self.greedy(plan)
-            hopeless = timed and (greedy in tried or greedy > _GAINED * min(timed, key=_seconds)[0])
-            if not hopeless or task_count(plan) <= _FEW_TASKS:
+            hopeless = timed and (greedy in tried or greedy > CLOSE * min(timed, key=_seconds)[0])
+            if not hopeless or task_count(plan) <= FEW_TASKS:
                 tried |= {greedy} - {inf}
                 timed.append(self._evaluated(replace(with_room(plan), schedule=zb_auto.NAME)))
         return min(timed, key=_seconds)
@@ -190,11 +177,11 @@ class BestCandidate:
                 else self._ranked_by_rule(plan, choice)
             )
 
-        most = _MORE_REFINED if refined is None else refined
+        most = self.effort.improved if refined is None else min(refined, self.effort.improved)
         most = most if any(map(self._trials, plans)) else 1  # If no changes are tried, only the best one is needed.
         ranked = Ascending(seconds_of)
         for least, plan in _bounded(plans, whole_backwards=whole):
-            if least < (last := ranked.seconds_at(min(most, _REFINED) - 1)):
+            if least < (last := ranked.seconds_at(most - 1)):
                 ranked.add(plan, least if last == inf else max(least, _least_seconds(choice, plan)))
         promising = _worth_improving(ranked, most)
         near = [
@@ -204,7 +191,7 @@ class BestCandidate:
         best = min([*near, promising[0]], key=seconds_of)
         if seconds_of(best) < inf:
             return _under_rule(choice, best)
-        return self._fitted([plan for _, plan in _bounded(plans, whole_backwards=whole)[:_REFINED]], choice)
+        return self._fitted([plan for _, plan in _bounded(plans, whole_backwards=whole)[: NORMAL.improved]], choice)
 
     def _fitted(self, plans: Sequence[Plan], choice: str) -> Plan:
         """Return the best of plans that do not run under a schedule as they are, with what stages recompute or offload.
@@ -230,14 +217,14 @@ class BestCandidate:
         return min(plans_under_choice, key=self.evaluate)
 
     def _improved(self, plan: Plan, evaluate: Callable[[Plan, float], float], *, whole_backwards: bool = False) -> Plan:
-        trials = _REFINED_TASKS // task_count(plan) if evaluate is self.greedy else self._trials(plan)
+        trials = self.effort.changed_tasks // task_count(plan) if evaluate is self.greedy else self._trials(plan)
         sizes = None if self.micro_batch is None else (self.micro_batch,)
         return hill_climb(plan, evaluate, trials, sizes=sizes, whole_backwards=whole_backwards)
 
     def _trials(self, plan: Plan) -> int:
         """Return the most changes that are tried to improve a plan under a schedule that a rule makes."""
         slow = self.quick is not None and not self.quick(plan)
-        return _REFINED_TASKS // task_count(plan) // (_SLOWER if slow else 1)
+        return self.effort.changed_tasks // task_count(plan) // (SLOWER if slow else 1)
 
     def _evaluated(self, plan: Plan) -> tuple[float, Plan]:
         try:
@@ -297,19 +284,14 @@ def _distinct(*groups: Iterable[Plan]) -> list[Plan]:
     return list(distinct.values())
 
 
-def _worth_improving(plans: Iterable[Plan], most: int = _MORE_REFINED) -> list[Plan]:
-    """Return the first few plans that differ in their partition of the operators, more if they have few tasks."""
+def _worth_improving(plans: Iterable[Plan], most: int) -> list[Plan]:
+    """Return the first few plans that differ in their partition of the operators."""
     by_partition: dict[frozenset[frozenset[str]], Plan] = {}
-    tasks = 0
-    for plan in plans:
-        known = len(by_partition)
+    for plan in plans if most else ():
         by_partition.setdefault(frozenset(frozenset(stage.ops) for stage in plan.stages), plan)
-        tasks += task_count(plan) if len(by_partition) > known else 0
-        many = tasks > _FEW_TASKS * _MORE_REFINED
-        if len(by_partition) == most or (many and len(by_partition) >= _REFINED):
+        if len(by_partition) == most:
             break
-    different = list(by_partition.values())
-    return different if tasks <= _FEW_TASKS * len(different) else different[:_REFINED]
+    return list(by_partition.values())
 
 
 def _seconds(ranked: tuple[float, Plan]) -> float:

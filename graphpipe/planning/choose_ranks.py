@@ -10,15 +10,13 @@ from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.planners.problem.device_groups import DeviceGroups
 from graphpipe.planners.problem.fitted_layouts import fitted_layouts
+from graphpipe.planners.problem.limits import SIMULATED_TASKS
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planning.settings import TensorChoice
 from graphpipe.plans import Plan
 from graphpipe.plans.estimates import least_step_seconds
 from graphpipe.plans.stage import Stage
 from graphpipe.plans.verify import verify
-
-_MOST_TASKS = 100_000
-"""Most tasks in all simulations of plans with another number of devices per replica of some stages."""
 
 
 def plan_with_ranks(
@@ -123,7 +121,7 @@ class _Choosing:
 
     def changed_by_stage(self, best: Plan) -> Plan:
         """Return a plan after changes of single stages, or of those that share devices, that make the step shorter."""
-        left, improved = _MOST_TASKS, True
+        left, improved = SIMULATED_TASKS, True
         while improved and left > 0:
             improved = False
             for team in dict.fromkeys(stage.devices for stage in best.stages):

@@ -8,12 +8,10 @@ from functools import reduce
 from graphpipe.costs.split_costs import split_costs
 from graphpipe.errors import Infeasible
 from graphpipe.graph import OpSplit, find_split, splittable, with_split
+from graphpipe.planners.problem.limits import FEW
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planning.settings import AUTO_SPLIT, NO_SPLIT, SplitChoice
 from graphpipe.plans import Plan
-
-_TRIED = 8
-"""Most operators whose split by inputs `auto` tries."""
 
 
 def plan_with_splits(
@@ -21,7 +19,7 @@ def plan_with_splits(
     choice: SplitChoice,
     find: Callable[[Problem], Plan],
     seconds: Callable[[Plan], float],
-    tried: int = _TRIED,
+    tried: int = FEW,
 ) -> Plan:
     """Return the plan of a planner, with operators split.
 

@@ -40,18 +40,24 @@ class _Kind:
 
 _WITHOUT_FLUSH = _Kind(
     plans="plans without a flush",
-    without=frozenset({"mixed_micro_batches", "objective", "stages_per_device", "offload_to"}),
+    without=frozenset({"mixed_micro_batches", "objective", "stages_per_device", "offload_to", "effort"}),
 )
 _INFERENCE = _Kind(
     plans="plans for inference",
     without=frozenset(
-        {"mixed_micro_batches", "schedule", "weights", "predictor", "stages_per_device", "offload_to", "balance"}
+        {
+            *("mixed_micro_batches", "schedule", "weights", "predictor", "stages_per_device", "offload_to", "balance"),
+            "effort",
+        }
     ),
 )
 _BY_HAND = _Kind(
     plans="hand-written stages",
     without=frozenset(
-        {"planner", "micro_batch", "mixed_micro_batches", "objective", "stages_per_device", "offload_to", "tensor"},
+        {
+            *("planner", "micro_batch", "mixed_micro_batches", "objective", "stages_per_device", "offload_to"),
+            *("tensor", "effort"),
+        },
     ),
 )
 

@@ -13,8 +13,10 @@ from graphpipe.collection_pause import collection_paused
 from graphpipe.costs import CostTable
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Graph
+from graphpipe.planners.budget import Budget, BudgetSpent
 from graphpipe.planners.problem.in_order_bound import least_seconds
-from graphpipe.planners.problem.options import Objective, Options
+from graphpipe.planners.problem.limits import NORMAL, SMALL, STAGES_PER_DEVICE, TINY, SearchEffort
+from graphpipe.planners.problem.options import Objective, Options, endless
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import find_planner
 from graphpipe.planning.beside_stages import plan_beside_stages
@@ -32,14 +34,6 @@ from graphpipe.plans.plan import Plan
 from graphpipe.schedule.schedulers.registry import find_scheduler
 from graphpipe.simulator import step_seconds
 from graphpipe.simulator.critical_path import applies, overlaps
-
-_STAGES_PER_DEVICE = 4
-_SMALL = 500
-"""Operators times devices up to which `auto` is compared with a search for 1F1B. The search for `auto` ranks plans by
-split backwards, takes other turns, and once ended 8 % behind 1F1B on four operators."""
-_TINY = 100
-"""Operators times devices up to which the search for 1F1B may begin with plans that are far slower than the one of
-`auto`. Shared devices then make some of them the best: of 20 problems of 5 operators on 3 devices two, by 3 and 5 %."""
 
 
 def plan(
@@ -100,7 +94,7 @@ def default_stages_per_device(cluster: Cluster, objective: Objective) -> int:
     It is 4. It is 1 for the published objective, and on clusters on which sharing rarely pays: if devices share cores,
     or cannot move messages while they compute.
     """
-    return _STAGES_PER_DEVICE if objective == "step" and overlaps(cluster) else 1
+    return STAGES_PER_DEVICE if objective == "step" and overlaps(cluster) else 1
 
 
 def _inference_plan(problem: Problem, settings: PlanSettings) -> Plan:
@@ -138,57 +132,113 @@ def _planned(name: str, problem: Problem, options: Options) -> Plan:
 def _training_plan(problem: Problem, settings: PlanSettings) -> Plan:
     if settings.weights != "flush":
         return _plan_without_flush(problem, settings)
-    seconds = RememberedSeconds(lambda plan, _: step_seconds(plan))
-    options, schedule = _options(problem.cluster, settings, seconds)
-    keeps = schedule == AS_PLANNED or settings.mixed_micro_batches
+    seconds, budget = RememberedSeconds(lambda plan, _: step_seconds(plan)), settings.budget
 
-    def found(problem: Problem, options: Options) -> Plan:
-        best = _planned(settings.planner, problem, options)
-        best = best if keeps else scheduled(best, schedule, seconds)
-        size = len(problem.graph.ops) * len(problem.cluster.devices)
-        if schedule != AUTO or keeps or size > _SMALL:
-            return best
-        in_order, _ = _options(problem.cluster, replace(settings, schedule=AS_PLANNED), seconds)
-        most = inf if size <= _TINY else seconds(best)
-        in_order = replace(in_order, stages_per_device=options.stages_per_device, most_seconds=most)
-        with suppress(Infeasible):  # Every plan is slower.
-            best = min(best, find_planner(settings.planner).plan(problem, in_order), key=seconds)
-        return best
+    def find(problem: Problem, settings: PlanSettings = settings) -> Plan:
+        def found(grouped: Problem) -> Plan:
+            return _found(grouped, settings, seconds, budget)
 
-    def find(problem: Problem, options: Options = options) -> Plan:
-        return plan_with_ranks(problem, settings.tensor, lambda grouped: found(grouped, options), seconds)
+        return plan_with_ranks(problem, settings.tensor, found, seconds)
 
     if settings.split != AUTO_SPLIT:
         return plan_with_splits(problem, settings.split_choice, find, seconds)
     # Splits are compared without sharing, which takes longer to search.
-    alone = partial(find, options=replace(options, stages_per_device=1))
-    best = plan_with_splits(problem, AUTO_SPLIT, alone, seconds)
-    if options.stages_per_device == 1:
+    alone = replace(settings, stages_per_device=1)
+    best = plan_with_splits(problem, AUTO_SPLIT, partial(find, settings=alone), seconds)
+    if _most_stages(problem.cluster, settings, NORMAL) == 1:
         return best
     # One more may only pay where a device can host parts and what they feed.
     chosen = replace(problem, graph=best.graph, costs=best.costs)
     return plan_with_splits(chosen, AUTO_SPLIT, find, seconds, tried=1)
 
 
-def _options(cluster: Cluster, settings: PlanSettings, seconds: RememberedSeconds) -> tuple[Options, str]:
-    """Return the options of a planner that trains with a flush, and the schedule of its plans."""
-    objective: Objective = "bottleneck" if settings.objective == "bottleneck" else "step"
+def _found(problem: Problem, settings: PlanSettings, seconds: RememberedSeconds, budget: Budget) -> Plan:
+    """Return the best plan of the searches that the effort names. The first one has all the time that it takes."""
+
+    def timed(plan: Plan) -> float:
+        if not seconds.knows(plan):
+            budget.check()
+        return seconds(plan)
+
+    first, *others = settings.efforts
+    best = _searched(problem, settings, first, seconds)
+    with suppress(BudgetSpent):
+        for effort in others:
+            budget.check()
+            with suppress(Infeasible):
+                found = _searched(problem, settings, effort, timed, budget.check)
+                best = min(best, found, key=seconds)
+    return best
+
+
+def _searched(
+    problem: Problem,
+    settings: PlanSettings,
+    effort: SearchEffort,
+    evaluate: Callable[[Plan], float],
+    check_time: Callable[[], None] = endless,
+) -> Plan:
+    schedule = _schedule(problem.cluster, settings)
+    options = _options(problem.cluster, settings, schedule, effort, evaluate, check_time)
+    best = _planned(settings.planner, problem, options)
+    if schedule == AS_PLANNED or settings.mixed_micro_batches:
+        return best
+    best = scheduled(best, schedule, evaluate)
+    size = len(problem.graph.ops) * len(problem.cluster.devices)
+    if schedule != AUTO or size > SMALL or not effort.exhaustive:
+        return best
+    # Shared devices make some plans the best that are far slower at first: of 20 problems of 5 operators on 3 devices
+    # two, by 3 and 5 %.
+    most = inf if size <= TINY else evaluate(best)
+    in_order = _options(problem.cluster, settings, AS_PLANNED, effort, evaluate, check_time)
+    with suppress(Infeasible):  # Every plan is slower.
+        found = find_planner(settings.planner).plan(problem, replace(in_order, most_seconds=most))
+        best = min(best, found, key=evaluate)
+    return best
+
+
+def _schedule(cluster: Cluster, settings: PlanSettings) -> str:
     mixed = settings.mixed_micro_batches
-    schedule = settings.schedule or default_schedule(settings.planner, cluster, objective, mixed_micro_batches=mixed)
-    choose = BestCandidate(choice=schedule, evaluate=seconds, micro_batch=settings.micro_batch, quick=applies)
-    options = Options(
-        objective=objective,
-        evaluate=seconds,
+    return settings.schedule or default_schedule(
+        settings.planner, cluster, _objective(settings), mixed_micro_batches=mixed
+    )
+
+
+def _objective(settings: PlanSettings) -> Objective:
+    return "bottleneck" if settings.objective == "bottleneck" else "step"
+
+
+def _most_stages(cluster: Cluster, settings: PlanSettings, effort: SearchEffort) -> int:
+    most = settings.stages_per_device or default_stages_per_device(cluster, _objective(settings))
+    return int(min(most, effort.most_hosted))
+
+
+def _options(
+    cluster: Cluster,
+    settings: PlanSettings,
+    schedule: str,
+    effort: SearchEffort,
+    evaluate: Callable[[Plan], float],
+    check_time: Callable[[], None],
+) -> Options:
+    """Return the options of a planner that trains with a flush."""
+    choose = BestCandidate(
+        choice=schedule, evaluate=evaluate, micro_batch=settings.micro_batch, quick=applies, effort=effort
+    )
+    return Options(
+        objective=_objective(settings),
+        evaluate=evaluate,
         least=least_seconds,
         micro_batch=settings.micro_batch,
-        mixed_micro_batches=mixed,
-        scheduled=None if mixed else choose,
+        mixed_micro_batches=settings.mixed_micro_batches,
+        scheduled=None if settings.mixed_micro_batches else choose,
         ranked=choose.ranked,
-        stages_per_device=settings.stages_per_device or default_stages_per_device(cluster, objective),
+        stages_per_device=_most_stages(cluster, settings, effort),
         offload_to=settings.offload_to,
         splits_backward=schedule == AUTO or find_scheduler(schedule).splits_backward,
+        effort=effort,
+        check_time=check_time,
     )
-    return options, schedule
 
 
 def _plan_without_flush(problem: Problem, settings: PlanSettings) -> Plan:

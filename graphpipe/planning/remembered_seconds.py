@@ -27,6 +27,10 @@ class RememberedSeconds:
             self._known[key] = seconds, limit_seconds
         return seconds
 
+    def knows(self, plan: Plan) -> bool:
+        """Return whether the seconds of a plan are known, so that asking for them takes no time."""
+        return self._key(plan) in self._known
+
     def _key(self, plan: Plan) -> Hashable:
         large = plan.graph, plan.costs, plan.cluster
         self._held.update((id(each), each) for each in large)

@@ -9,12 +9,16 @@ from pydantic import ConfigDict
 from graphpipe.costs import Loads
 from graphpipe.costs.sample_load import parse_loads
 from graphpipe.errors import InvalidInput, nearest
+from graphpipe.planners.budget import Budget
+from graphpipe.planners.problem.limits import EFFORTS, NORMAL, QUICK, THOROUGH, SearchEffort
 from graphpipe.planners.problem.options import InferenceObjective, Objective, OffloadTo
 from graphpipe.plans.stage import Predictor, WeightPolicy, check_policy_names
 
 SplitChoice = Literal["none", "auto"] | Sequence[str]
 """`none`, `auto`, or the names of operators."""
 NO_SPLIT, AUTO_SPLIT = "none", "auto"
+EffortChoice = Literal["quick", "normal", "thorough"] | float
+"""How long to search, by name or in seconds."""
 TensorChoice = int | Literal["auto"]
 """How many devices share a replica; `auto`: what shortens the step, stage by stage."""
 
@@ -96,6 +100,13 @@ class PlanSettings:
 
     The default is 1: a device computes a replica alone. With another number, only operators with a layout are shared
     out (docs/tensor.md)."""
+    effort: EffortChoice = field(default="normal", metadata={"metavar": "E"})
+    """How long graphpipe searches: `quick`, `normal`, `thorough`, or a number of seconds, after which the best plan so
+    far is taken.
+
+    `quick` leaves out small changes, plans in which devices host several stages, and plans on parts of a cluster.
+    `thorough` searches once more with wider limits, and takes about four times as long. A number of seconds makes all
+    three searches in turn. The first one always ends, so that there is a plan."""
     offload_to: OffloadTo = "host"
     """Where stages short of memory may offload activations: `host`, the memory of their node, or `neighbours`, also
     other devices with memory to spare."""
@@ -106,6 +117,7 @@ class PlanSettings:
         _check_tensor(self.tensor)
         if self.offload_to not in get_args(OffloadTo):
             raise InvalidInput(f"is '{self.offload_to}', must be 'host' or 'neighbours'", where="offload_to")
+        _check_effort(self.effort)
         check_weights(self.weights, self.predictor)
         _check_objective(self.objective, inference=self.inference)
         if self.balance and not self.loads:
@@ -119,6 +131,16 @@ class PlanSettings:
         if not self.loads:
             return None
         return self.loads if isinstance(self.loads, Mapping) else parse_loads(self.loads)
+
+    @property
+    def efforts(self) -> tuple[SearchEffort, ...]:
+        """The searches whose best plan is taken, in their order."""
+        return EFFORTS[self.effort] if isinstance(self.effort, str) else (QUICK, NORMAL, THOROUGH)
+
+    @property
+    def budget(self) -> Budget:
+        """The time that searches may take from now on."""
+        return Budget() if isinstance(self.effort, str) else Budget.of(self.effort)
 
     @property
     def split_choice(self) -> SplitChoice:
@@ -201,6 +223,16 @@ def _check_tensor(choice: object) -> None:
         _at_least_one("tensor", choice)
     elif choice != "auto":
         raise InvalidInput(f"is '{choice}', must be a number or 'auto'", where="tensor")
+
+
+def _check_effort(effort: object) -> None:
+    if isinstance(effort, str):
+        if effort not in EFFORTS:
+            known = [*EFFORTS]
+            remedy = f"{nearest(effort, known)} A number is in seconds."
+            raise InvalidInput(f"unknown effort '{effort}'", where="effort", remedy=remedy)
+    elif not isinstance(effort, int | float) or isinstance(effort, bool) or not effort > 0:
+        raise InvalidInput(f"is {effort}, must be more than 0 seconds", where="effort")
 
 
 def _at_least_one(name: str, number: int | None) -> None:

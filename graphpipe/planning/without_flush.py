@@ -11,6 +11,7 @@ from itertools import product
 from math import ceil
 
 from graphpipe.errors import Infeasible, InvalidInput
+from graphpipe.planners.problem.limits import CLOSE, MORE_VERSIONS, NORMAL, SLACKS
 from graphpipe.planners.problem.options import Objective, Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.problem.planner import Planner
@@ -20,15 +21,6 @@ from graphpipe.plans.estimates import bottleneck_seconds
 from graphpipe.plans.stage import Predictor, WeightPolicy
 from graphpipe.plans.verify import verify
 from graphpipe.schedule.segments.planned_versions import delays, most_in_flight, planned_versions, with_policy
-
-_SLACK = (0.0, 0.25, 0.5, 1.0)
-"""More micro-batches in flight, for each stage that follows."""
-_CLOSE = 1.02
-"""Plans whose period is at most this many times the shortest count as equally fast. The least delay wins."""
-_MOST = 4
-"""A plan that fits with this many versions more of all weights is taken to have memory enough."""
-_TRIED = 24
-"""Most plans to simulate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +52,13 @@ class WithoutFlush:
         if not plans:
             # The plan that lacks the fewest bytes is not known, because planners only say that theirs do not fit.
             raise min(refused, key=lambda error: isinstance(error, Infeasible))
-        ranked = sorted(plans, key=bottleneck_seconds)[:_TRIED]
+        ranked = sorted(plans, key=bottleneck_seconds)[: NORMAL.ranked]
         timed: list[tuple[float, Plan]] = []
         for plan in ranked:
-            if not timed or bottleneck_seconds(plan) * plan.batch_size < min(timed, key=_seconds)[0] * _CLOSE:
+            if not timed or bottleneck_seconds(plan) * plan.batch_size < min(timed, key=_seconds)[0] * CLOSE:
                 timed.append((self.evaluate(plan), plan))
         shortest = min(timed, key=_seconds)[0]
-        close = [each for each in timed if each[0] <= shortest * _CLOSE]
+        close = [each for each in timed if each[0] <= shortest * CLOSE]
         return min(close, key=lambda each: (max(delays(each[1])), each[0]))[1]
 
     def under(self, plan: Plan) -> Plan:
@@ -89,7 +81,7 @@ class WithoutFlush:
                 if (key := (lean.stages, lean.edges)) not in seen:
                     seen.add(key)
                     yield lean
-                if memory_shortfall(replace(lean, costs=_with_versions(problem, _MOST).costs)) <= 0:
+                if memory_shortfall(replace(lean, costs=_with_versions(problem, MORE_VERSIONS).costs)) <= 0:
                     break  # The others would find the same plan.
 
     def _options(self, problem: Problem, options: Options) -> Iterator[Options]:
@@ -106,7 +98,7 @@ class WithoutFlush:
         """
         counting = replace(problem, weights=self.weights, predictor=self.predictor)
         yield counting
-        yield from (_with_versions(counting, versions) for versions in (2, _MOST))
+        yield from (_with_versions(counting, versions) for versions in (2, MORE_VERSIONS))
 
     def _step_seconds(self, plan: Plan) -> float:
         # Planners compare their candidates for a micro-batch size by the step.
@@ -117,7 +109,7 @@ def _slacker(plans: Iterable[Plan]) -> Iterator[Plan]:
     """Yield each plan with more and more samples in flight, as far as they fit."""
     for lean in plans:
         tried: list[Plan] = []
-        for slack in _SLACK:
+        for slack in SLACKS:
             more = _with_slack(lean, slack)
             if more not in tried and memory_shortfall(more) <= 0:
                 tried.append(more)

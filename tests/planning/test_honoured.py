@@ -28,8 +28,8 @@ TRAINING: dict[str, Any] = {
     "offload_to": "neighbours",
 }
 """Another value of each field that planners may follow."""
-AROUND = {"tensor"}
-"""Fields that `plan` follows around the planners that declare it (tests/planning/test_choose_ranks.py)."""
+AROUND = {"tensor", "effort"}
+"""Fields that `plan` follows around the planners that declare them (test_choose_ranks.py, test_effort.py)."""
 BY_PLANNER = [(planner, field) for planner in planner_names(trains=True) for field in TRAINING]
 HONOURED = [(planner, field) for planner, field in BY_PLANNER if field in PLANNERS[planner].honours]
 UNHONOURED = [pair for pair in BY_PLANNER if pair not in HONOURED]
@@ -107,6 +107,8 @@ def test_neighbours_are_tried_where_memory_is_short(planner: str, monkeypatch: p
         ({"weights": "stash", "objective": "step"}, "objective", "plans without a flush"),
         ({"weights": "stash", "offload_to": "neighbours"}, "offload_to", "plans without a flush"),
         ({"weights": "stash", "mixed_micro_batches": True}, "mixed_micro_batches", "plans without a flush"),
+        ({"inference": True, "effort": "quick"}, "effort", "plans for inference"),
+        ({"weights": "stash", "effort": 2.0}, "effort", "plans without a flush"),
     ],
 )
 def test_a_kind_of_plan_refuses_what_it_does_not_follow(settings: dict[str, Any], field: str, kind: str) -> None:

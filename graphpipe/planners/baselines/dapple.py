@@ -19,7 +19,8 @@ from graphpipe.planners.baselines.baseline import Baseline
 from graphpipe.planners.baselines.downset_table import DownsetTable
 from graphpipe.planners.baselines.stage_cuts import StageCuts
 from graphpipe.planners.baselines.stage_loads import StageLoads
-from graphpipe.planners.baselines.step_latency import MOST_RANGES, FirstStages, StepLatency
+from graphpipe.planners.baselines.step_latency import FirstStages, StepLatency
+from graphpipe.planners.problem.limits import MOST_RANGES
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem
 from graphpipe.planners.problem.planner import Planner

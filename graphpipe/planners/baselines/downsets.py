@@ -8,12 +8,10 @@ from numpy.typing import NDArray
 
 from graphpipe.errors import Infeasible
 from graphpipe.graph import Graph
-
-LIMIT = 40_000
-"""The limit of the published Piper solver."""
+from graphpipe.planners.problem.limits import MOST_DOWNSETS
 
 
-def closed_sets(needs: Sequence[int], limit: int = LIMIT) -> list[int]:
+def closed_sets(needs: Sequence[int], limit: int = MOST_DOWNSETS) -> list[int]:
     """Return every set that contains, for each of its members, all members which that member needs.
 
     Args:
@@ -75,7 +73,7 @@ class Downsets:
         return Downsets(members, np.ascontiguousarray(padded).view(np.uint64))
 
     @staticmethod
-    def of(graph: Graph, limit: int = LIMIT) -> "Downsets":
+    def of(graph: Graph, limit: int = MOST_DOWNSETS) -> "Downsets":
         """Return the downsets of a graph, with operators in the order of `graph.ops`.
 
         Raises:

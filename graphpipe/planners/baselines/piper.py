@@ -12,13 +12,12 @@ References:
 """
 
 from collections.abc import Iterable
-from functools import partial
 
 import numpy as np
 
 from graphpipe.planners.baselines.baseline import Baseline
 from graphpipe.planners.baselines.downset_table import DownsetTable
-from graphpipe.planners.baselines.downsets import LIMIT, Downsets
+from graphpipe.planners.baselines.downsets import Downsets
 from graphpipe.planners.baselines.stage_loads import BOTH, StageLoads
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem
@@ -27,7 +26,7 @@ from graphpipe.planners.problem.stage_costs import degrees_of
 from graphpipe.plans.plan import Plan
 
 
-def plan_piper(problem: Problem, options: Options, most_downsets: int = LIMIT) -> Plan:
+def plan_piper(problem: Problem, options: Options) -> Plan:
     """Return the sequential pipeline of downset differences whose slowest stage takes the least time per sample.
 
     The time of a stage is computation, plus 2 bytes / (d bandwidth) for everything it receives and sends, plus its
@@ -37,13 +36,11 @@ def plan_piper(problem: Problem, options: Options, most_downsets: int = LIMIT) -
     Args:
         problem: graph, costs, cluster and batch.
         options: the caller's.
-        most_downsets: of the graph; the time grows with their square.
 
     Raises:
         Infeasible: nothing fits in memory, or the graph has too many downsets.
     """
-    downsets = partial(Downsets.of, limit=most_downsets)
-    return Baseline(name="piper", partitioner=_partitions, downsets=downsets).plan(problem, options)
+    return Baseline(name="piper", partitioner=_partitions, downsets=Downsets.of).plan(problem, options)
 
 
 def _partitions(downset_table: DownsetTable, micro_batch: int) -> Iterable[list[Part]]:

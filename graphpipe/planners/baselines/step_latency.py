@@ -8,13 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphpipe.planners.baselines.stage_cuts import Counts, StageCut
+from graphpipe.planners.problem.limits import MOST_RANGES
 
 Array = NDArray[np.float64]
 _TOLERANCE = 1e-3
 """Relative distance from the optimum at which the search stops."""
-MOST_RANGES = 200
-"""Most ranges to examine. With fewer micro-batches than stages, larger blocks can pay by hiding all-reduces, which the
-bounds ignore."""
 
 
 @dataclass(frozen=True, slots=True)

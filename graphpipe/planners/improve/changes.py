@@ -8,16 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, combinations, permutations
 
+from graphpipe.planners.problem.limits import TAKERS, TINY
 from graphpipe.planners.problem.partition import Part
 from graphpipe.plans.estimates import seconds_per_sample
 from graphpipe.plans.plan import Plan
 
 Change = Callable[[Sequence[Part]], list[Part] | None]
 """Returns the stages after a change; None if the change is impossible. Degrees may need other devices."""
-_SMALL = 64
-"""Operators times stages up to which every operator may move to every stage, and change places with any other."""
-_TAKERS = 2
-"""Stages that other stages may give devices to: the slowest ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +71,11 @@ class Changes:
 
     @property
     def _small(self) -> bool:
-        return len(self.plan.graph.ops) * len(self.plan.stages) <= _SMALL
+        return len(self.plan.graph.ops) * len(self.plan.stages) <= TINY
 
     def _structural(self, free: Sequence[int]) -> Iterator[Change]:
         """Yield the changes of degrees and of the number of stages."""
-        slowest = sorted(free, key=lambda stage: seconds_per_sample(self.plan, stage), reverse=True)[:_TAKERS]
+        slowest = sorted(free, key=lambda stage: seconds_per_sample(self.plan, stage), reverse=True)[:TAKERS]
         for taker in slowest:
             yield lambda parts, taker=taker: self._grown(parts, taker)
         for giver, taker in permutations(free, 2):

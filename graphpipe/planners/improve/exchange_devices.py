@@ -5,20 +5,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
 
+from graphpipe.planners.problem.limits import MANY, PASSES, SEARCHED_TASKS
 from graphpipe.planners.problem.options import Options
 from graphpipe.plans.device_memory import memory_shortfall
 from graphpipe.plans.estimates import bottleneck_seconds, estimated_step_seconds
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.stage import Stage, StageEdge
-
-_PASSES = 3
-_MOST_TRIALS = 64
-"""Exchanges of one pass that are tried in any case. Of more, only those that look shorter are, the shortest first."""
-_EVALUATED_TASKS = 30_000
-"""Most tasks in all evaluated plans together."""
-
-_FEWEST = 4
-"""Plans that are evaluated in any case."""
 
 Exchange = dict[int, int]
 """The device that replaces each device."""
@@ -33,8 +25,8 @@ def exchanged(plan: Plan, options: Options) -> Plan:
     """
     best, seconds = plan, None
     tasks = sum(map(plan.micro_batches, range(len(plan.stages))))
-    evaluations = max(_FEWEST, _EVALUATED_TASKS // tasks)
-    for _ in range(_PASSES):
+    evaluations = max(PASSES, SEARCHED_TASKS // tasks)
+    for _ in range(PASSES):
         start = best
         for exchange in _promising(best):
             trial = after_exchange(best, exchange)
@@ -54,7 +46,7 @@ def exchanged(plan: Plan, options: Options) -> Plan:
 def _promising(plan: Plan) -> list[Exchange]:
     """Return the exchanges worth trying."""
     exchanges = list(_exchanges(plan))
-    if len(exchanges) <= _MOST_TRIALS:
+    if len(exchanges) <= MANY:
         return exchanges
     ranked = [(_looks(after_exchange(plan, exchange)), number) for number, exchange in enumerate(exchanges)]
     now = _looks(plan)

@@ -12,6 +12,7 @@ from math import inf
 
 from graphpipe.planners.improve.changes import Change, Changes
 from graphpipe.planners.improve.relieved import decides
+from graphpipe.planners.problem.limits import PASSES, WORTH
 from graphpipe.planners.problem.partition import Part, Problem, assemble_in_order, is_chain
 from graphpipe.planners.problem.stage_costs import micro_batch_sizes
 from graphpipe.plans.device_memory import memory_shortfall
@@ -20,9 +21,6 @@ from graphpipe.plans.plan import Plan
 
 _Hosted = tuple[Part, tuple[int, ...]]
 """A stage with its devices, which are empty where they follow from the degrees."""
-_PASSES = 4
-_WORTH = 1.0005
-"""Smaller gains are not worth an unequal plan."""
 
 
 def hill_climb(
@@ -53,7 +51,7 @@ def hill_climb(
     allowed = tuple(sorted(micro_batch_sizes(plan.batch_size) if sizes is None else sizes))
     best, seconds = plan, evaluate(plan, inf)
     near = _Near(problem, best)
-    for _ in range(_PASSES):
+    for _ in range(PASSES):
         start = best
         for change in Changes(best, allowed):
             trial = near.changed(change, seconds)
@@ -64,7 +62,7 @@ def hill_climb(
             if not trials:
                 return best
             trials -= 1
-            if (trial_seconds := evaluate(trial, seconds / _WORTH)) * _WORTH < seconds:
+            if (trial_seconds := evaluate(trial, seconds / WORTH)) * WORTH < seconds:
                 best, seconds = trial, trial_seconds
                 near.move(best)
                 if len(best.stages) != len(start.stages):

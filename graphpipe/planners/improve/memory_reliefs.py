@@ -10,6 +10,7 @@ from graphpipe.planners.baselines.baseline import Baseline
 from graphpipe.planners.baselines.downset_table import DownsetTable
 from graphpipe.planners.baselines.stage_loads import BOTH, StageLoads
 from graphpipe.planners.improve.roomier_plans import Search, enough_seconds, faster_with_memory, roomier_plans
+from graphpipe.planners.problem.limits import FAR, NEAR, ROOM
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem
 from graphpipe.planners.problem.stage_costs import degrees_of
@@ -21,16 +22,6 @@ from graphpipe.plans.device_memory import memory_shortfall, needed_bytes, stage_
 from graphpipe.plans.estimates import least_step_seconds, seconds_per_sample
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.stage import OTHER_BACKWARDS, Stage
-
-_FULL = 0.5
-"""Share of a device's memory up to which a plan had room for other choices."""
-_NEAR = 1.1
-"""Plans whose lower bound is within this factor of the best are worth a schedule, because small changes may help."""
-_LATER = 1.4
-"""How many times as long a plan may take before `eased` and the moves after the search, which shorten its step.
-Recomputing takes a third of the time without it, or less."""
-_FAR = 1.1
-"""How many times as long as with more memory a plan must take for every kind of chain to be tried."""
 
 
 def with_reliefs(problem: Problem, options: Options, planner: str, find: Search) -> Plan:
@@ -82,7 +73,7 @@ def with_reliefs(problem: Problem, options: Options, planner: str, find: Search)
     if plans and (problem.weights != "flush" or _has_room(plans[0])):
         return plans[0]
     nothing_fits = not plans
-    options = replace(options, thorough=False)
+    options = replace(options, effort=replace(options.effort, chains=False))
     roomiest = None
     if problem.weights == "flush" and not too_large(problem):
         roomiest = faster_with_memory(problem, options, find, plans[0] if plans else None)
@@ -102,7 +93,7 @@ def with_reliefs(problem: Problem, options: Options, planner: str, find: Search)
                 break
             if _seconds(options, plans) <= enough:
                 break
-        every = nothing_fits and _seconds(options, plans) > _FAR * enough
+        every = nothing_fits and _seconds(options, plans) > NEAR * enough
         for other, attempt in _chains(chained, planner, every=every):
             tried(other, partial(attempt, replace(options, most_seconds=_seconds(options, plans))))
         if plans:
@@ -119,7 +110,7 @@ def _seconds(options: Options, plans: Sequence[Plan]) -> float:
 
 def _has_room(plan: Plan) -> bool:
     """Return whether a plan leaves half of every device free."""
-    return all(need <= _FULL * plan.cluster.type_of(at).memory_bytes for at, need in needed_bytes(plan).items())
+    return all(need <= ROOM * plan.cluster.type_of(at).memory_bytes for at, need in needed_bytes(plan).items())
 
 
 def _reliefs(problem: Problem) -> Iterator[tuple[list[Problem], list[Problem]]]:
@@ -160,7 +151,7 @@ def _chain(partitions: Callable[..., Iterable[list[Part]]], problem: Problem, pl
 
 
 def _eased_search(find: Search, problem: Problem, options: Options) -> Plan:
-    return eased(find(problem, replace(_easing(options), most_seconds=_LATER * options.most_seconds)))
+    return eased(find(problem, replace(_easing(options), most_seconds=FAR * options.most_seconds)))
 
 
 def _easing(options: Options) -> Options:
@@ -177,7 +168,7 @@ def _easing(options: Options) -> Options:
     def scheduled(plans: Sequence[Plan]) -> Plan:
         both = [*map(eased, plans), *plans]
         least = partial(least_step_seconds, whole_backwards=not options.splits_backward)
-        if fast := [plan for plan in both if least(plan) < _NEAR * options.most_seconds]:
+        if fast := [plan for plan in both if least(plan) < NEAR * options.most_seconds]:
             return choose(fast)
         if options.stages_per_device > 1:
             return options.best(both)

@@ -2,13 +2,12 @@
 
 from dataclasses import replace
 
+from graphpipe.planners.problem.limits import PASSES
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble, is_chain
 from graphpipe.plans.device_memory import memory_shortfall
 from graphpipe.plans.plan import Plan
 from graphpipe.schedule.schedulers import kfkb
-
-_PASSES = 3
 
 
 def with_mixed_micro_batches(problem: Problem, plan: Plan, options: Options) -> Plan:
@@ -19,7 +18,7 @@ def with_mixed_micro_batches(problem: Problem, plan: Plan, options: Options) -> 
     so that k b is the largest micro-batch of the plan.
     """
     best, seconds = plan, options.evaluate(plan)
-    for _ in range(_PASSES):
+    for _ in range(PASSES):
         improved = False
         for stage in range(len(plan.stages)):
             for trial in _neighbours(problem, best, stage):

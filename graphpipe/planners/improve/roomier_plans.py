@@ -7,22 +7,12 @@ from math import inf
 from graphpipe.errors import Infeasible
 from graphpipe.planners.improve.exchange_devices import exchanged
 from graphpipe.planners.improve.relieved import each_relieved
+from graphpipe.planners.problem.limits import CLOSE, LESS_IF_SERIAL, LESS_MEMORY, MORE_MEMORY, NEAR
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble, is_chain, is_serial
 from graphpipe.plans.device_memory import needed_bytes
 from graphpipe.plans.estimates import least_step_seconds
 from graphpipe.plans.plan import Plan
-
-_GAIN = 0.98
-"""Share of a step that a plan with more memory must take for memory to count as short."""
-_NEAR = 1.1
-"""Plans that a search may estimate this many times as long as the best one so far, because estimates are not exact."""
-_MOST = 3.0
-"""How many times the memory of the devices the first search assumes."""
-_LESS = (1.7, 1.3)
-"""What the following ones assume."""
-_LESS_IF_SERIAL = (1.7, 1.5, 1.3)
-"""What they assume for a serial graph, whose search is quick. With 1.5, gpt on 8 devices became up to 10 % faster."""
 
 Search = Callable[[Problem, Options], Plan]
 
@@ -40,21 +30,26 @@ def faster_with_memory(problem: Problem, options: Options, find: Search, plan: P
         find: the search.
         plan: the best for the memory that there is; None if nothing fits in it.
     """
-    most = inf if plan is None else _GAIN * options.evaluate(plan)
+    most = inf if plan is None else options.evaluate(plan) / CLOSE
 
     def evaluate(plan: Plan) -> float:
         return inf if least_step_seconds(plan) > most else options.evaluate(plan)
 
     quick = replace(options, scheduled=None, most_seconds=most, evaluate=evaluate)
     one_type = len(problem.cluster.types) == 1
-    if plan is not None and one_type and (met := options.remembered.with_memory(problem, _MOST)):
+    if plan is not None and one_type and (met := options.remembered.with_memory(problem, MORE_MEMORY)):
         roomier = exchanged(quick.best(met), quick)
     else:
         try:
-            roomier = find(_with_memory(problem, _MOST), quick)
+            roomier = find(_with_memory(problem, MORE_MEMORY), quick)
         except Infeasible:  # Nothing fits, or every plan is slower.
             return None
-    return roomier if evaluate(roomier) <= most else None
+    return roomier if _seconds(quick, roomier) <= most else None
+
+
+def _seconds(options: Options, roomiest: Plan) -> float:
+    # Plans that fit may have a schedule that the roomiest one would gain from too.
+    return min(options.evaluate(roomiest), options.ranked(roomiest, inf))
 
 
 def enough_seconds(options: Options, roomiest: Plan) -> float:
@@ -64,7 +59,7 @@ def enough_seconds(options: Options, roomiest: Plan) -> float:
         options: the caller's.
         roomiest: the plan for the most memory.
     """
-    return options.evaluate(roomiest) / _GAIN
+    return CLOSE * _seconds(options, roomiest)
 
 
 def _with_memory(problem: Problem, times: float) -> Problem:
@@ -88,11 +83,11 @@ def roomier_plans(
         most_seconds: of a step; slower plans may be left out.
     """
     roomier, needs = roomiest, inf
-    for times in (_MOST, *(_LESS_IF_SERIAL if is_serial(problem.graph) else _LESS)):
+    for times in (MORE_MEMORY, *(LESS_IF_SERIAL if is_serial(problem.graph) else LESS_MEMORY)):
         if needs <= times:
             continue
-        if times != _MOST:
-            quick = replace(options, scheduled=None, most_seconds=_NEAR * most_seconds)
+        if times != MORE_MEMORY:
+            quick = replace(options, scheduled=None, most_seconds=NEAR * most_seconds)
             try:
                 roomier = find(_with_memory(problem, times), quick)
             except Infeasible:

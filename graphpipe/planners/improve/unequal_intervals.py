@@ -21,12 +21,9 @@ from numpy.typing import NDArray
 
 from graphpipe.costs import CostModel, StageMemory
 from graphpipe.graph import Graph
+from graphpipe.planners.problem.limits import HALVINGS, MEDIUM
 from graphpipe.planners.problem.partition import Part, Problem
 from graphpipe.planners.problem.stage_costs import far_bandwidth, micro_batch_sizes, stage_seconds
-
-_MOST_STATES = 2048
-_ROUNDS = 20
-"""Rounds of bisection, which narrow the interval to a millionth."""
 
 Used = tuple[int, ...]
 """Units of devices of each type."""
@@ -114,7 +111,7 @@ class Intervals:
         """Return the stages with the fastest bottleneck, up to `ceiling` seconds per micro-batch; empty if none."""
         low, high = 0.0, min(ceiling, max((float(team.seconds[-1]) for team in self.teams), default=0.0))
         intervals = self.within(high)
-        for _ in range(_ROUNDS if intervals else 0):
+        for _ in range(HALVINGS if intervals else 0):
             middle = (low + high) / 2
             if trial := self.within(middle):
                 intervals, high = trial, middle
@@ -204,7 +201,7 @@ def unequal_partitions(
         if size % unit:
             continue
         intervals = Intervals.of(problem, costs, graph, order, size, unit, max(size, held))
-        few = prod(count + 1 for count in intervals.units) <= _MOST_STATES
+        few = prod(count + 1 for count in intervals.units) <= MEDIUM
         if few and (parts := intervals.best(ceiling * size / problem.batch_size)):
             yield parts
 

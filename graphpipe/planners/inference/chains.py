@@ -9,14 +9,12 @@ from graphpipe.cluster import Link
 from graphpipe.planners.inference.chain_program import ChainProblem, fewest_seconds
 from graphpipe.planners.inference.device_kinds import DeviceKinds
 from graphpipe.planners.inference.intervals import BUFFERS, IntervalCosts
+from graphpipe.planners.problem.limits import MATRICES
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.sharding import rounded_up
 from graphpipe.schedule.schedulers.forward_only import NAME as FORWARD_ONLY
-
-_MOST_WORK = 1e9
-"""Elements of all matrices of the dynamic programme. With more, devices of one type count as alike."""
 
 
 def sizes_of(problem: Problem, options: Options) -> list[int]:
@@ -53,7 +51,7 @@ def chain_plans(
 
 def _kinds(problem: Problem, operators: int) -> DeviceKinds:
     kinds = DeviceKinds.alike(problem.cluster)
-    small = kinds.subsets * len(kinds.counts) * operators**2 <= _MOST_WORK
+    small = kinds.subsets * len(kinds.counts) * operators**2 <= MATRICES
     return kinds if small else DeviceKinds.by_type(problem.cluster)
 
 

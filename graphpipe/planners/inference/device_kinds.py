@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphpipe.cluster import Cluster, Link
+from graphpipe.planners.problem.limits import MANY
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class DeviceKinds:
 
     def link(self, one: int, other: int) -> Link | None:
         """Return the slowest link between a device of one kind and another device; None if there is only one device."""
-        pairs = [(a, b) for a in self.members[one][:_SEEN] for b in self.members[other] if a != b]
+        pairs = [(a, b) for a in self.members[one][:MANY] for b in self.members[other] if a != b]
         links = [link for a, b in pairs if (link := self.cluster.link(a, b)) is not None]
         return min(links, key=lambda link: (link.bandwidth_bytes_per_second, -link.latency_seconds), default=None)
 
@@ -65,10 +66,6 @@ class DeviceKinds:
         """Return a device for each of some stages, given its kind, each device once."""
         free = [list(members) for members in self.members]
         return [free[kind].pop(0) for kind in kinds]
-
-
-_SEEN = 64
-"""Devices of a kind whose links are compared."""
 
 
 def _alike(cluster: Cluster, one: int, other: int) -> bool:

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Iterator
 
+from graphpipe.planners.problem.limits import WORTH
 from graphpipe.planners.problem.partition import Part, Problem, assemble_in_order
 from graphpipe.plans.device_memory import memory_shortfall
 from graphpipe.plans.plan import Plan
 from graphpipe.schedule.schedulers.forward_only import NAME as FORWARD_ONLY
 
-_WORTH = 1.0001
-"""Smaller gains are rounding."""
 Placed = list[tuple[Part, int]]
 """The stages with their devices."""
 
@@ -32,7 +31,7 @@ def improved(problem: Problem, plan: Plan, evaluate: Callable[[Plan], float], tr
             if not trials:
                 return best
             trials -= 1
-            if (trial_seconds := evaluate(trial)) * _WORTH < seconds:
+            if (trial_seconds := evaluate(trial)) * WORTH < seconds:
                 best, seconds, improves = trial, trial_seconds, True
                 break
     return best

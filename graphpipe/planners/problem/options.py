@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Literal
 
+from graphpipe.planners.problem.limits import NEAR, NORMAL, SearchEffort
 from graphpipe.planners.problem.remembered_plans import RememberedPlans
 from graphpipe.planners.problem.stage_costs import micro_batch_sizes
 from graphpipe.plans.estimates import estimated_step_seconds, least_step_seconds
@@ -13,13 +14,14 @@ from graphpipe.plans.plan import Plan
 Objective = Literal["step", "bottleneck"]
 InferenceObjective = Literal["throughput", "latency"]
 OffloadTo = Literal["host", "neighbours"]
-_SHORTER = 1.1
-"""How many times as fast small changes and shared devices may make a plan. On 39 problems, all plans were the same as
-with 1.2 and without a limit, in 0.72 times the processor time."""
 
 
 def _nothing(_: Plan) -> float:
     return 0.0
+
+
+def endless() -> None:
+    """Never end the search."""
 
 
 def _unlimited(plan: Plan, _: float) -> float:
@@ -53,8 +55,10 @@ class Options:
     """Whether `scheduled` may split the backward. More stages then fill and drain faster."""
     micro_batch: int | None = None
     """The only micro-batch size to try; None tries all."""
-    thorough: bool = True
-    """Whether to include the part of GraphPipe's search that takes longest and gains least, the shortest chains."""
+    effort: SearchEffort = NORMAL
+    """How much GraphPipe's search tries."""
+    check_time: Callable[[], None] = endless
+    """Ends the search by an exception if its time is over."""
     mixed_micro_batches: bool = False
     """Whether each stage may have its own micro-batch size, with kFkB (GraphPipe, section 6)."""
     offload_to: OffloadTo = "host"
@@ -65,7 +69,7 @@ class Options:
     @property
     def most_at_first(self) -> float:
         """The most seconds of a step before small changes and shared devices make it shorter."""
-        return self.most_seconds if self.scheduled is None else _SHORTER * self.most_seconds
+        return self.most_seconds if self.scheduled is None else NEAR * self.most_seconds
 
     def sizes(self, batch_size: int) -> list[int]:
         """Return the micro-batch sizes to try for a mini-batch, ascending."""

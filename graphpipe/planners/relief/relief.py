@@ -17,6 +17,7 @@ from math import inf
 import numpy as np
 
 from graphpipe.costs.cost_model import MOVING_MICRO_BATCHES
+from graphpipe.planners.problem.limits import CHOICES, EXACT_OPS, FEWEST_CHOICES
 from graphpipe.planners.relief.choices import KEEP, OFFLOAD, RECOMPUTE, Array, Choices, Indices, evenly
 from graphpipe.planners.relief.least_relief import LeastRelief
 from graphpipe.planners.relief.stage_ops import StageOps, copy_seconds
@@ -25,12 +26,6 @@ from graphpipe.plans.device_memory import offloaded_bytes, stage_memory
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.stage import Stage
 
-_WORK = 6_000
-"""Most partial choices over all operators of a stage. Beyond it, those that are nearly like others are dropped too."""
-_EXACT = 12
-"""Operators of a stage up to which the best choice is found."""
-_FEWEST = 16
-"""Partial choices that are kept after each operator in any case."""
 _SHARE = 2
 """Partial choices that are kept of those that decide alike about the operators that later ones read."""
 
@@ -61,7 +56,9 @@ class Relief:
         stages += self._by_submodule(capacity_bytes)
         least = min([least, *map(self.added_seconds, stages)])
         stages += self._searched(capacity_bytes, least)
-        if len(self.stage.ops) <= _EXACT and (least := min(map(self.added_seconds, stages), default=self.most_seconds)):
+        if len(self.stage.ops) <= EXACT_OPS and (
+            least := min(map(self.added_seconds, stages), default=self.most_seconds)
+        ):
             stages += self._searched(capacity_bytes, least, exact=True)
         return min(stages, key=self.added_seconds, default=None)
 
@@ -129,7 +126,7 @@ class Relief:
                 fits &= self._least_seconds(ops, number, choices, spare) < limit_seconds
             choices = choices.only(fits)
             if not exact:
-                choices = _fewer(ops, choices, open_ops, max(_FEWEST, _WORK // len(order)))
+                choices = _fewer(ops, choices, open_ops, max(FEWEST_CHOICES, CHOICES // len(order)))
         return choices
 
     def _least_seconds(self, ops: StageOps, number: int, choices: Choices, spare: Array) -> Array:

@@ -6,13 +6,10 @@ from typing import Literal
 
 import numpy as np
 
+from graphpipe.planners.problem.limits import KEPT
 from graphpipe.planners.problem.options import Objective
 from graphpipe.planners.problem.partition import Part
 from graphpipe.planners.search.partition_estimate import PartitionEstimate, PartitionEstimator
-
-MOST_CANDIDATES = 12
-_CLOSE = 1.15
-"""Candidates within this factor of the best estimate are worth keeping."""
 
 
 @dataclass(slots=True)
@@ -21,6 +18,8 @@ class Candidates:
 
     objective: Objective | Literal["split"]
     """What the best candidate is ranked by. `split`: the step time under schedules that split the backward."""
+    most: int
+    """Candidates that are kept."""
     estimates: list[PartitionEstimate] = field(default_factory=list[PartitionEstimate])
     missed: float = np.inf
     """The best score of a partition that does not fit."""
@@ -30,12 +29,12 @@ class Candidates:
     @property
     def close(self) -> float:
         """Seconds above which a plan is not worth keeping."""
-        return _CLOSE * self.score(self.estimates[0]) if self.estimates else np.inf
+        return KEPT * self.score(self.estimates[0]) if self.estimates else np.inf
 
     @property
     def ceiling(self) -> float:
         """Seconds above which a plan cannot become a candidate."""
-        return min(self.close, self.score(self.estimates[-1])) if len(self.estimates) == MOST_CANDIDATES else self.close
+        return min(self.close, self.score(self.estimates[-1])) if len(self.estimates) == self.most else self.close
 
     def score(self, estimate: PartitionEstimate) -> float:
         """Return the estimated seconds that the objective minimises."""
@@ -61,7 +60,7 @@ class Candidates:
         if not self.hopeless(self.score(estimate)) and not known:
             # Of equals, prefer the one that leaves more memory (section 5).
             by = sorted([*self.estimates, estimate], key=lambda known: (self.score(known), -min(known.spare_bytes)))
-            self.estimates = by[:MOST_CANDIDATES]
+            self.estimates = by[: self.most]
         return True
 
     def _miss(self, estimate: PartitionEstimate, stage: int) -> None:

@@ -13,11 +13,22 @@ from graphpipe.planners.baselines.dapple import shortest_step
 from graphpipe.planners.baselines.downset_table import DownsetTable
 from graphpipe.planners.baselines.downsets import Downsets
 from graphpipe.planners.baselines.stage_loads import StageLoads
+from graphpipe.planners.problem.limits import (
+    CLOSE,
+    DOWNSETS,
+    MEDIUM,
+    NEAR,
+    PASSES,
+    PRECISION,
+    RANGES,
+    RELAXED,
+    RELAXED_SETTINGS,
+)
 from graphpipe.planners.problem.partition import Part, Problem, assemble, crossing_bytes
 from graphpipe.planners.problem.stage_costs import degrees_of, smallest_memory_bytes
 from graphpipe.planners.problem.too_large import too_large
 from graphpipe.planners.problem.whole_batch_tail import WholeBatchTail
-from graphpipe.planners.search.candidates import MOST_CANDIDATES, Ranking
+from graphpipe.planners.search.candidates import Ranking
 from graphpipe.planners.search.partition_estimate import PartitionEstimate
 from graphpipe.planners.search.setting_table import SettingTable
 from graphpipe.planners.search.target_search import GraphForm, TargetPartitions, best_targets
@@ -28,35 +39,8 @@ from graphpipe.units import format_bytes
 Array = NDArray[np.float64]
 _Partitions = Mapping[int, list[Part]]
 """Partitions by setting."""
-_RELAXED = (1.06, 1.2, 1.5)
-"""Multiples of the best target to try, because a slower bottleneck can allow a shallower pipeline."""
-_RELAXED_SETTINGS = 4
-_MEMORY_ROUNDS = 5
-_SMALL_WALK = 2048
-"""Settings times units of devices up to which one walk over many targets takes as long as over few."""
-FEW_DOWNSETS = 600
-"""The most downsets of a graph whose partitions are all searched; the time grows with their square."""
-_BETTER = 1.02
-"""How many times as fast as the forms' partitions of a micro-batch size the best of all its partitions may be."""
-_INTERVALS = 4096
-"""Operators times devices up to which the intervals of one order are searched exactly."""
-SHORTEST = 2048
-"""Operators times devices up to which the sequential pipelines of the shortest step are searched."""
-_SHORTEST_RANGES = 60
-"""Ranges of limits that this search examines, fewer than the planner `dapple` does."""
 _SHORTEST_SIZES = 6
 """Micro-batch sizes that it tries."""
-_NEAR = 1.02
-"""Sequential pipelines whose estimate is within this factor of the best may win with DAPPLE's stages."""
-_EXCLUDED = 1.1
-"""How many times as fast as the best estimate a partition must be that does not fit, for the shortest chains not to
-fit either."""
-_MEMORY_MARGIN = 1.02
-_HOPELESS = 1.1
-"""How many times as slow as a candidate the fastest partition without enough memory may be. One of its micro-batch size
-that fits is hardly ever so much faster."""
-_PRECISION = {"step": 1.01, "bottleneck": 1.003}
-"""The precision of targets, by objective; lower for `step`, because the step time depends on more than the target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +54,8 @@ class PartitionSearch:
     rankings: tuple[Ranking, ...]
     most_seconds: float = np.inf
     """The most seconds of a mini-batch at the slowest stage."""
+    relaxed: Sequence[float] = RELAXED
+    """Multiples of the best target to try, ascending."""
 
     def search_form(self, table: SettingTable, form: GraphForm) -> None:
         """Search partitions of one form of the graph under every setting of a table.
@@ -78,7 +64,7 @@ class PartitionSearch:
         """
         chain = all(isinstance(part, Leaf) for part in form.tree.parts)
         rankings = [ranking for ranking in self.rankings if chain or not ranking.estimator.chain]
-        precision = _PRECISION[rankings[0].best.objective]
+        precision = PRECISION[rankings[0].best.objective]
         targets = best_targets(table, form, self._ceiling(rankings), precision=precision)
         reached = np.flatnonzero(np.isfinite(targets))
         if not len(reached):
@@ -87,9 +73,9 @@ class PartitionSearch:
         order = reached[np.argsort(targets[reached], kind="stable")]
         missed: list[dict[int, PartitionEstimate]] = [{} for _ in rankings]
         fitting: list[dict[int, float]] = [{} for _ in rankings]
-        wider = np.array([1.0, *(() if rankings[0].best.objective == "bottleneck" else _RELAXED)])
+        wider = np.array([1.0, *(() if rankings[0].best.objective == "bottleneck" else self.relaxed)])
         # One walk for all targets if it takes as long for few targets as for many.
-        together = len(order) * table.units <= _SMALL_WALK
+        together = len(order) * table.units <= MEDIUM
         partitions = TargetPartitions.of(table.only(order), form, targets[order, None] * (wider if together else 1.0))
         for position, setting in enumerate(order):
             if targets[setting] > self._ceiling(rankings):
@@ -99,9 +85,9 @@ class PartitionSearch:
                 estimate, fits = ranking.offer(parts)
                 if fits:
                     fitting[at][position] = ranking.best.score(estimate)
-                elif ranking.best.score(estimate) <= _HOPELESS * ranking.best.ceiling:
+                elif ranking.best.score(estimate) <= NEAR * ranking.best.ceiling:
                     missed[at][int(setting)] = estimate
-        best = {kept for scores in fitting for kept in sorted(scores, key=lambda at: scores[at])[:_RELAXED_SETTINGS]}
+        best = {kept for scores in fitting for kept in sorted(scores, key=lambda at: scores[at])[:RELAXED_SETTINGS]}
         if best and len(wider) > 1:
             positions = np.array(sorted(best, key=lambda at: order[at]), dtype=np.intp)
             chosen = order[positions]
@@ -135,7 +121,7 @@ class PartitionSearch:
             close = max(ranking.best.close for ranking in rankings) / self.problem.batch_size
             for position in range(1, partitions.targets):
                 # A partition may be better than its relaxed target.
-                if target * _RELAXED[position - 1] <= close:
+                if target * self.relaxed[position - 1] <= close:
                     parts = self._parts(partitions, setting, position)
                     for ranking in rankings:
                         ranking.offer(parts)
@@ -159,16 +145,16 @@ class PartitionSearch:
         Rankings that assume the same numbers share `known`: what has been found under them.
         """
         in_flight = np.zeros((len(self.problem.graph.ops), len(table.sizes)))
-        for _ in range(_MEMORY_ROUNDS if missed else 0):
+        for _ in range(PASSES if missed else 0):
             for setting, estimate in missed.items():
                 for part, held in zip(estimate.parts, estimate.in_flight, strict=True):
                     at = (self.costs.positions(part.ops), setting)
-                    in_flight[at] = np.maximum(in_flight[at] * _MEMORY_MARGIN, held)
+                    in_flight[at] = np.maximum(in_flight[at] * CLOSE, held)
             again = np.array(sorted(missed), dtype=np.intp)
             assumed, ceiling = in_flight[:, again], self._ceiling([ranking])
             key = again.tobytes(), assumed.tobytes(), ceiling
             if key not in known:
-                precision = _PRECISION[ranking.best.objective]
+                precision = PRECISION[ranking.best.objective]
                 chosen = table.only(again)
                 targets = best_targets(chosen, form, ceiling, assumed, least=least[again], precision=precision)
                 known[key] = self._reached(chosen, form, targets, assumed)
@@ -196,16 +182,16 @@ class PartitionSearch:
         ranking = self.rankings[0]
         graph, devices = self.tail.before, len(self.problem.cluster.devices)
         try:
-            downsets = Downsets.of(graph, FEW_DOWNSETS)
+            downsets = Downsets.of(graph, DOWNSETS)
         except Infeasible:
-            if len(graph.ops) * devices > _INTERVALS:
+            if len(graph.ops) * devices > MEDIUM:
                 return
             downsets = Downsets.chain(graph)
             sizes = sorted(
                 {part.micro_batch for estimate in ranking.best.estimates for part in estimate.parts} & {*sizes}
             )
         table = DownsetTable.of(self.problem, self.costs, graph, downsets)
-        small = len(graph.ops) * devices <= SHORTEST
+        small = len(graph.ops) * devices <= MEDIUM
         for size in sizes:
             if self._is_hopeless(size):
                 continue
@@ -222,8 +208,8 @@ class PartitionSearch:
         """Return whether the partitions of a micro-batch size are so slow that none of them becomes a candidate."""
         ranking = self.rankings[0]
         if size in ranking.best_of_size:
-            return ranking.best_of_size[size] > _BETTER * ranking.best.ceiling
-        return ranking.missed_of_size.get(size, 0.0) > _HOPELESS * ranking.best.ceiling
+            return ranking.best_of_size[size] > CLOSE * ranking.best.ceiling
+        return ranking.missed_of_size.get(size, 0.0) > NEAR * ranking.best.ceiling
 
     def _offer(self, parts: list[Part]) -> None:
         if parts:
@@ -241,18 +227,18 @@ class PartitionSearch:
         graph, devices = self.tail.before, len(self.problem.cluster.devices)
         best = ranking.best.estimates
         share = 1 if ranking.estimator.waiting else 3  # Split backwards fill most of the time that updates take.
-        most, tried = SHORTEST // share, _SHORTEST_SIZES // share
+        most, tried = MEDIUM // share, _SHORTEST_SIZES // share
         if graph is None or not best or len(graph.ops) * devices > most:
             return []
-        near = _NEAR * ranking.best.score(best[0])
-        if ranking.best.missed * _EXCLUDED < ranking.best.score(best[0]):
+        near = CLOSE * ranking.best.score(best[0])
+        if ranking.best.missed * NEAR < ranking.best.score(best[0]):
             return []
         if not any(ranking.best.score(estimate) <= near and _is_chain(self.problem, estimate) for estimate in best):
             return []
         table = DownsetTable.of(self.problem, self.costs, graph, Downsets.chain(graph))
         tail = [self.tail.part(self.problem)] if self.tail.ops else []
         sizes = list(dict.fromkeys(estimate.parts[0].micro_batch for estimate in best))
-        chains = [parts for size in sizes[:tried] if (parts := shortest_step(table, size, _SHORTEST_RANGES, near))]
+        chains = [parts for size in sizes[:tried] if (parts := shortest_step(table, size, RANGES, near))]
         estimates = [ranking.estimator.estimate([*parts, *tail]) for parts in chains]
         plans = [plan for estimate in estimates for plan in self._assembled(estimate, ranking.estimator.chain)]
         return [plan for plan in plans if memory_shortfall(plan) <= 0]
@@ -286,7 +272,7 @@ class PartitionSearch:
         more, plans = (times - 1) * smallest_memory_bytes(self.problem), list[Plan]()
         for ranking in self.rankings:
             fitting = [estimate for estimate, _ in ranking.seen.values() if min(estimate.spare_bytes) + more >= 0]
-            for estimate in sorted(fitting, key=ranking.best.score)[:MOST_CANDIDATES]:
+            for estimate in sorted(fitting, key=ranking.best.score)[: ranking.best.most]:
                 plans += self._assembled(estimate, ranking.estimator.chain)
         return plans
 

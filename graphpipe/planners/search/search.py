@@ -1,4 +1,16 @@
-"""The search of the graph planner and the chain planner: forms of the graph x settings x targets."""
+"""The search of the graph planner and the chain planner: forms of the graph x settings x targets.
+
+1. Decompose the graph into series and parallel parts. The forms to cut are a chain, the graph with its branches bundled
+   into more and more groups, the graph itself, with light branches behind heavy ones, and with its edges reversed.
+2. For every form, micro-batch size and least data-parallel degree, search the smallest feasible time per sample (the
+   outer search of Algorithm 1) with the dynamic program of `dynamic_program` (its recursion).
+3. Rank the partitions found, and some with a larger bottleneck but fewer stages, by step time. Their samples in flight
+   come from Algorithm 2.
+4. Estimate partitions of the linearised graph as sequential pipelines too, and add the shortest chains that DAPPLE's
+   search finds, if the best estimate is a chain.
+
+All devices count as the slowest and smallest one.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -56,33 +68,32 @@ def candidates(problem: Problem, options: Options, *, planner: str, chains: tupl
     if is_serial(problem.graph) and False in chains:
         chains = (False,)
     costs = CostModel.of(problem.graph, problem.costs, problem.cluster)
-    split = options.objective == "step" and options.splits_backward
+    split, most = options.objective == "step" and options.splits_backward, options.effort.candidates
     waiting = options.objective == "step" and not split
     estimator = PartitionEstimator(problem, costs, waiting=waiting)
     rankings = tuple(
         Ranking(
             replace(estimator, chain=chain),  # The copies share what they know about stages.
-            Candidates(options.objective),
-            Candidates("split") if split else None,
+            Candidates(options.objective, most),
+            Candidates("split", most) if split else None,
         )
         for chain in chains
     )
     tail = WholeBatchTail.of(problem.graph)
-    run = PartitionSearch(problem, costs, tail, planner, rankings, options.most_at_first)
+    run = PartitionSearch(problem, costs, tail, planner, rankings, options.most_at_first, options.effort.relaxed)
     if run.tail.before is None:
         for ranking in rankings:
             ranking.offer([run.tail.part(problem)])
     else:
         _sweep(run, decompose(run.tail.before), options)
     kinds = run.candidates()
-    if options.thorough:
-        options.remembered.add_search(problem, run.with_memory)
+    options.remembered.add_search(problem, run.with_memory)
     plans = distinct(plan for kind in kinds for plan in kind)
     if options.objective == "bottleneck":
         return [min(plans, key=bottleneck_seconds)]
     if options.scheduled is not None:
         plans = _fast_enough(plans, options)
-    if False in chains and options.thorough:
+    if False in chains and options.effort.chains:
         plans = distinct([*plans, *run.shortest_chains()])
     return plans
 
@@ -139,8 +150,9 @@ def _sweep(run: PartitionSearch, tree: Series, options: Options) -> None:
     for tree_form, reverse in _forms(run.tail.before, tree, weights, graphs=graphs):
         form = GraphForm.of(problem, tree_form, reverse=reverse)
         for table in tables:
+            options.check_time()
             run.search_form(table, form.for_units(table, weights))
-    if graphs:
+    if graphs and options.effort.exhaustive:
         run.exhaust(sizes)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphpipe.graph.series_parallel import Series
+from graphpipe.planners.problem.limits import RUNS_PER_UNIT, TARGET_ROUNDS, TARGETS
 from graphpipe.planners.problem.partition import Part, Problem
 from graphpipe.planners.search.backtrack import ClosedStage
 from graphpipe.planners.search.coarsen import Coarsening, MergedOps
@@ -16,10 +17,6 @@ from graphpipe.planners.search.setting_table import SettingTable
 from graphpipe.planners.search.tree_rewrites import cut_bytes, mirrored
 
 Array = NDArray[np.float64]
-_TARGETS = 8
-_ROUNDS = 4
-_RUNS_PER_UNIT = 8
-"""Least number of runs of operators into which the work of one unit of devices is divided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +46,7 @@ class GraphForm:
             table: holds the number of units of devices.
             shares: of each operator in the work, see `setting_table.shares`.
         """
-        coarsening = Coarsening(shares, 1 / (_RUNS_PER_UNIT * table.units), self.cuts, {}, {})
+        coarsening = Coarsening(shares, 1 / (RUNS_PER_UNIT * table.units), self.cuts, {}, {})
         tree = coarsening.series(self.tree)
         return GraphForm(tree, coarsening.merged_cuts, self.reverse, coarsening.runs)
 
@@ -88,11 +85,11 @@ def best_targets(
     if in_flight is not None:
         alive &= loads.may_fit(form.tree.ops, table.units)
     reached = np.zeros(len(high), dtype=bool)
-    for _ in range(_ROUNDS):
+    for _ in range(TARGET_ROUNDS):
         chosen = np.flatnonzero(alive & (~reached | (high > precision * low)))
         if not len(chosen):
             break
-        targets = np.geomspace(low[chosen], high[chosen], _TARGETS + 1, axis=1)[:, 1:]
+        targets = np.geomspace(low[chosen], high[chosen], TARGETS + 1, axis=1)[:, 1:]
         within = loads.only(chosen, targets * table.sizes[chosen, None])
         feasible = form.dynamic_program(within, table.units).feasible()
         first = feasible.argmax(axis=1)

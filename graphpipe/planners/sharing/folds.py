@@ -19,17 +19,13 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from graphpipe.costs import CostModel
+from graphpipe.planners.problem.limits import HALVINGS, MANY
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble
 from graphpipe.planners.problem.stage_costs import stage_seconds, update_seconds_per_byte
 from graphpipe.planners.problem.whole_batch_tail import WholeBatchTail
 from graphpipe.plans.device_memory import memory_shortfall
 from graphpipe.plans.plan import Plan
-
-_MOST_STAGES = 64
-_MOST_MICRO_BATCHES = 64
-_ROUNDS = 20
-"""Halvings of the interval that holds the least bottleneck."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +73,11 @@ def _folds(problem: Problem, options: Options, rounds: int, order: Sequence[str]
     devices = len(problem.cluster.devices)
     costs = CostModel.of(problem.graph, problem.costs, problem.cluster)
     sizes = options.sizes(problem.batch_size)
-    most = min(_MOST_STAGES, len(order)) // rounds
+    most = min(MANY, len(order)) // rounds
     for teams in (count for count in range(1, min(devices, most) + 1) if devices % count == 0):
         for size in sizes:
             count, degree = problem.batch_size // size, devices // teams
-            if size % degree == 0 and count <= _MOST_MICRO_BATCHES:
+            if size % degree == 0 and count <= MANY:
                 seconds = stage_seconds(problem, costs, size, degree)
                 cuts = _balanced(order, [float(seconds[problem.graph.index[op]]) for op in order], rounds * teams)
                 yield from _placements(problem, costs, cuts, teams, size)
@@ -118,7 +114,7 @@ def _balanced(order: Sequence[str], seconds: Sequence[float], stages: int) -> li
     """Cut the operators into intervals, of which the longest is about as short as it can be."""
     sums = [0.0, *accumulate(seconds)]
     low, high = max(sums[-1] / stages, *seconds), sums[-1]
-    for _ in range(_ROUNDS):
+    for _ in range(HALVINGS):
         middle = (low + high) / 2
         low, high = (low, middle) if len(_ends(sums, middle)) <= stages else (middle, high)
     ends = _ends(sums, high)

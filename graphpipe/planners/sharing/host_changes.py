@@ -12,19 +12,12 @@ from itertools import chain, combinations
 from math import inf
 
 from graphpipe.planners.improve.changes import halves, with_degree
+from graphpipe.planners.problem.limits import MANY, PASSES, WORTH
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble, assemble_in_order, is_chain
 from graphpipe.plans.device_memory import memory_shortfall
 from graphpipe.plans.estimates import least_step_seconds, seconds_per_sample, task_count
 from graphpipe.plans.plan import Plan
-
-_TASKS = 15_000
-"""Most tasks in all plans that are ranked."""
-_FEWER_TASKS = 6_000
-"""Most tasks where plans with fewer stages have been changed before."""
-_TRIALS = 60
-_PASSES = 6
-_WORTH = 1.001
 
 Team = tuple[int, ...]
 Hosted = tuple[Part, Team]
@@ -43,9 +36,8 @@ def rehosted(problem: Problem, plan: Plan, options: Options) -> Plan:
     changes = _HostChanges(problem, sizes, tail, options.stages_per_device)
     best = _as_planned(problem, plan)
     seconds = options.ranked(best, inf)
-    tasks = _TASKS if options.stages_per_device <= 2 else _FEWER_TASKS
-    trials = min(_TRIALS, max(4, tasks // task_count(best)))
-    for _ in range(_PASSES):
+    trials = min(MANY, max(PASSES, options.effort.hosted_tasks // task_count(best)))
+    for _ in range(PASSES):
         start = best
         for trial in changes.of(best):
             if least_step_seconds(trial) >= seconds or memory_shortfall(trial) > 0:
@@ -53,7 +45,7 @@ def rehosted(problem: Problem, plan: Plan, options: Options) -> Plan:
             if not trials:
                 return best
             trials -= 1
-            if (trial_seconds := options.ranked(trial, seconds / _WORTH)) * _WORTH < seconds:
+            if (trial_seconds := options.ranked(trial, seconds / WORTH)) * WORTH < seconds:
                 best, seconds = trial, trial_seconds
                 break
         if best is start:

@@ -6,6 +6,7 @@ from itertools import accumulate
 from math import inf
 
 from graphpipe.errors import Infeasible
+from graphpipe.planners.problem.limits import FAR, FEW_SHARED_TASKS, GAIN, HUGE, WORTH
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.problem.whole_batch_tail import most_stages_per_device
@@ -14,24 +15,6 @@ from graphpipe.planners.sharing.host_changes import rehosted
 from graphpipe.plans.estimates import least_step_seconds, task_count
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.stage import Stage
-
-_MOST_WORK = 150_000
-"""Operators times devices up to which plans are searched. For 513 operators on 256 devices this takes 18 seconds of
-processor time instead of 9, and the step is 3 % shorter."""
-_FOLDS = 12
-"""Folds that are ranked by a quick evaluation of their step."""
-_FAR = 1.5
-"""Folds that take this many times as long as the plan without sharing are not worth changing."""
-_CLOSE = 1.05
-"""Plans that rank within this factor of it are worth a searched schedule."""
-_GAIN = 1.002
-"""A plan of many tasks gets a schedule if it ranks better than the best one with fewer stages by this factor."""
-_NEAR = 1.02
-"""It must also rank within this factor of the best plan so far under its schedule. Otherwise it seldom gets faster."""
-_FEW_TASKS = 400
-"""Most tasks of all plans that get a schedule in any case."""
-_KEPT = 3
-"""Most plans whose stages are changed further and get a searched schedule, for each number of stages."""
 
 
 def with_shared_devices(problem: Problem, plan: Plan, options: Options) -> Plan:
@@ -52,7 +35,7 @@ def with_shared_devices(problem: Problem, plan: Plan, options: Options) -> Plan:
         plan: the best plan without shared devices.
         options: the caller's.
     """
-    if options.scheduled is None or len(problem.graph.ops) * len(problem.cluster.devices) > _MOST_WORK:
+    if options.scheduled is None or len(problem.graph.ops) * len(problem.cluster.devices) > HUGE:
         return plan
     shared = _Shared(best=plan, start=plan, seen=frozenset())
     for most in range(2, options.stages_per_device + 1):
@@ -74,8 +57,8 @@ def _with_one_more(problem: Problem, before: _Shared, options: Options) -> _Shar
     seconds, most = options.evaluate(before.best), options.stages_per_device
     folds: list[Plan] = []
     if most.bit_count() == 1:
-        folds = folded_plans(problem, options, most, planner=before.best.planner, most=_FOLDS)
-        folds = _close(folds, seconds * _FAR, options)
+        folds = folded_plans(problem, options, most, planner=before.best.planner, most=options.effort.folds)
+        folds = _close(folds, seconds * FAR, options)
     # A change at most doubles the stages of a device.
     again = [before.start] if most <= 2 * most_stages_per_device(before.start) else []
     candidates = [*folds, *(rehosted(problem, plan, options) for plan in (*again, *folds[:1]))]
@@ -92,11 +75,12 @@ def _with_one_more(problem: Problem, before: _Shared, options: Options) -> _Shar
 def _worth_a_schedule(before: _Shared, shared: Sequence[Plan], options: Options) -> list[Plan]:
     """Return the plans of few tasks, and the first one if it ranks better than the best one before."""
     known, seconds = before.start.stages in before.seen, options.ranked(shared[0], inf)
-    gains = not known or seconds * _GAIN < options.ranked(before.start, inf)
-    gains = gains and seconds <= _NEAR * options.evaluate(before.best)
+    gains = not known or seconds * WORTH < options.ranked(before.start, inf)
     sums = accumulate(map(task_count, shared))
     return [
-        plan for plan, tasks in zip(shared, sums, strict=True) if tasks <= _FEW_TASKS or (plan is shared[0] and gains)
+        plan
+        for plan, tasks in zip(shared, sums, strict=True)
+        if tasks <= FEW_SHARED_TASKS or (plan is shared[0] and gains)
     ]
 
 
@@ -104,10 +88,10 @@ def _close(plans: Sequence[Plan], seconds: float, options: Options) -> list[Plan
     """Return the plans that rank within a small factor of some seconds, the best first, and not more than are kept."""
     ranked: list[tuple[float, int]] = []
     for least, number in sorted((least_step_seconds(plan), number) for number, plan in enumerate(plans)):
-        limit = ranked[_KEPT - 1][0] if len(ranked) >= _KEPT else _CLOSE * seconds
+        limit = ranked[options.effort.improved - 1][0] if len(ranked) >= options.effort.improved else GAIN * seconds
         if least < limit and (rank := options.ranked(plans[number], limit)) < limit:
             ranked = sorted([*ranked, (rank, number)])
-    return [plans[number] for _, number in ranked[:_KEPT]]
+    return [plans[number] for _, number in ranked[: options.effort.improved]]
 
 
 def _chosen(plans: Sequence[Plan], options: Options) -> list[Plan]:

@@ -20,16 +20,12 @@ import numpy as np
 
 from graphpipe.planners.baselines.baseline import Baseline
 from graphpipe.planners.baselines.downset_table import DownsetTable
+from graphpipe.planners.problem.limits import CUT_SLACK, CUTS
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem
 from graphpipe.planners.problem.planner import Planner
 from graphpipe.planners.swapping.chain_stages import Array, ChainStages, Price, PricedStage, partitions_of, worst
 from graphpipe.plans.plan import Plan
-
-_SLACK = 2
-"""Operators by which the interval of cuts grows on both sides. The theorem does not count recomputation exactly."""
-_CUTS = 12
-"""Most cuts of one interval, evenly spread."""
 
 
 def plan_dawnpiper(problem: Problem, options: Options) -> Plan:
@@ -107,10 +103,10 @@ class _BinaryPartition:
             _balanced(self.stages.computed, self.stages.computed, first, last, half / count),
             _balanced(front, back, first, last, half / count),
         ]
-        low = max(first + half, min(balanced) - _SLACK)
-        high = min(last - (count - half), max(balanced) + _SLACK)
+        low = max(first + half, min(balanced) - CUT_SLACK)
+        high = min(last - (count - half), max(balanced) + CUT_SLACK)
         low, high = min(low, last - (count - half)), max(high, first + half)
-        return sorted({round(cut) for cut in np.linspace(low, high, min(_CUTS, high - low + 1))})
+        return sorted({round(cut) for cut in np.linspace(low, high, min(CUTS, high - low + 1))})
 
 
 def _balanced(front: Array, back: Array, first: int, last: int, share: float) -> int:

@@ -45,7 +45,7 @@ _CHANGES: tuple[Change, ...] = (
     lambda works, rule: replace(rule, caps=tuple(min(work.room, work.warm_up + 1) for work in works.stages)),
 )
 _ROUNDS = 2
-_TASKS = 40_000
+_TASKS = 20_000
 """About how many tasks are scheduled in the search from either rule. So longer schedules are searched less."""
 
 

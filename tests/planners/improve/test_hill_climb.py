@@ -11,6 +11,7 @@ from problems import cluster, random_problem, table, towers
 from graphpipe.cluster import Link
 from graphpipe.graph import Edge, Graph, Op
 from graphpipe.planners.improve.hill_climb import hill_climb
+from graphpipe.planners.problem.limits import WORTH
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble
 from graphpipe.planners.registry import PLANNERS
@@ -85,7 +86,7 @@ def test_changes_are_evaluated_up_to_the_seconds_that_are_worth_them() -> None:
 
     def noted(plan: Plan, limit_seconds: float) -> float:
         if known:  # The first evaluation is of the plan itself.
-            assert limit_seconds == min(known) / 1.0005
+            assert limit_seconds == min(known) / WORTH
         found = seconds(plan, limit_seconds)
         known.append(found)
         return found

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from graphpipe.planners.baselines.downsets import LIMIT, Downsets, closed_sets
+from graphpipe.planners.baselines.downsets import Downsets, closed_sets
 from graphpipe.planners.baselines.stage_cuts import BottleneckSearch, StageCut, StageCuts
+from graphpipe.planners.problem.limits import MOST_DOWNSETS
 
 Array = NDArray[np.float64]
 
@@ -57,7 +58,7 @@ class Instance:
         return [degree for degree in range(1, self.devices + 1) if self.micro_batches % degree == 0]
 
 
-def piper(instance: Instance, limit: int = LIMIT) -> list[StageCut]:
+def piper(instance: Instance, limit: int = MOST_DOWNSETS) -> list[StageCut]:
     """Return the stages, first to last, whose slowest takes the fewest seconds per micro-batch. Empty if none fit.
 
         dp[D][k][s] = min over D' in D, t, d of max(dp[D'][k - t d][s - d], TPS(D - D', t, d, s))

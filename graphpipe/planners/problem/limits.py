@@ -1,0 +1,154 @@
+"""The numbers of the search that were chosen, not derived: what counts as close, and how much is tried.
+
+Each says what it does, and where other values were compared: on a row of `bench/results`, or on 45 problems (models of
+the zoo, profiles and random graphs on 3 to 16 devices; equal and slow links, unequal devices, short memory), or 19 of
+them. "Not measured" means that it was only chosen. Equal purposes share a number.
+
+A plan's tasks are its forwards, backwards and weight gradients. Work is operators times devices.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+CLOSE = 1.02
+"""What is behind the best by this factor hardly wins any more, and a gain below it hardly counts. Not measured."""
+GAIN = 1.05
+"""What ranks behind by more than this, before small changes, is left out. Not measured."""
+NEAR = 1.1
+"""How many times as fast small changes and better estimates may make a plan. Not measured."""
+KEPT = 1.15
+"""Candidates within this factor of the best estimate are kept. Not measured."""
+FAR = 1.5
+"""How many times as fast sharing devices, or undoing recomputation, may make a plan. Not measured."""
+WORTH = 1.001
+"""A change must shorten the step by this factor, to be worth it. With 1.0005, 1 of 7 problems lost 3.8 %."""
+RELAXED, RELAXED_SETTINGS = (1.06, 1.2, 1.5), 4
+"""Multiples of the best target to try, because a slower bottleneck can allow a shallower pipeline, and for how many of
+the best settings. With 1.2 alone, 45 steps became 0.09 % longer (4.6 % at worst), without any 0.30 % (9.3 %)."""
+PRECISION = {"step": 1.01, "bottleneck": 1.003}
+"""The precision of targets, by objective. The step depends on more than its target. Not measured."""
+PASSES = 6
+"""Most times that all changes of a plan are tried, while one of them helps. With 4, gnmt on 7 devices lost 3.3 %."""
+HALVINGS = 20
+"""Halvings of an interval, which narrow it to a millionth. Not measured."""
+TARGETS, TARGET_ROUNDS = 8, 4
+"""Targets that are tried at once, and how often. Not measured."""
+RUNS_PER_UNIT = 8
+"""Least number of runs of operators into which the work of one unit of devices is divided. Not measured."""
+TAKERS = 2
+"""Stages that other stages may give devices to: the slowest ones. Not measured."""
+FEW = 8
+"""Most unions of parts of a cluster, and operators to split, that are tried one after the other. Not measured."""
+MANY = 64
+"""Most stages and micro-batches of a folded pipeline, and changes of devices that are tried. Not measured."""
+DOWNSETS, MOST_DOWNSETS = 600, 40_000
+"""Downsets of a graph up to which all partitions are a candidate among others, and the only one. Without the first,
+gnmt on 7 devices lost 3.1 % (of 30 irregular clusters)."""
+RANGES, MOST_RANGES = 60, 200
+"""Ranges of limits that DAPPLE's search examines as a candidate among others, and as a planner. Without the first, gnmt
+on 12 devices lost 2.4 %."""
+
+ROOM = 0.5
+"""Share of a device's memory up to which a plan had room for other choices. Not measured."""
+MORE_MEMORY = 3.0
+"""How many times the memory of the devices the first search assumes, where memory is short. Not measured."""
+LESS_MEMORY, LESS_IF_SERIAL = (1.7, 1.3), (1.7, 1.5, 1.3)
+"""What the following ones assume. A serial graph is searched quickly. memory: gpt, up to 10 % faster with 1.5."""
+SHARES_IN_FLIGHT = (0.0, 0.125, 0.25, 0.5, 1.0)
+"""Shares of the mini-batch assumed in flight at every stage, until plans fit. Not measured."""
+WINDOWS = (1.0, 0.5, 0.0)
+"""Shares of the pipeline's period in which copies may hide. Copies in and out take turns. Not measured."""
+SLACKS = (0.0, 0.25, 0.5, 1.0)
+"""More micro-batches in flight without a flush, for each stage that follows. Not measured."""
+MORE_VERSIONS = 4
+"""A plan that fits with this many versions more of all weights is taken to have memory enough. Not measured."""
+EXACT_OPS, CHOICES, FEWEST_CHOICES = 12, 6_000, 16
+"""Operators of a stage up to which its best decisions about memory are found, and most and fewest partial choices
+beyond that, over all operators and after each. Not measured."""
+CUTS, CUT_SLACK, SWAP_ROUNDS = 12, 2, 8
+"""Of DawnPiper's search: cuts of an interval, operators by which it grows, corrections of bytes. Not measured."""
+
+FEW_TASKS, FEW_SHARED_TASKS, MANY_TASKS = 100, 400, 1_000
+"""Tasks of a plan that count as few, so that more plans are tried (of plans that share devices, together), and as many,
+so that fewer are. With 100 for shared devices, 2 of 45 problems lost 1.1 and 3.2 %."""
+SEARCHED_TASKS, SIMULATED_TASKS = 20_000, 100_000
+"""Most tasks of all plans whose schedules are searched, and of all that are simulated once. Not measured."""
+EXACT_TASKS = 2_000
+"""Tasks of all replicas up to which the interleaved order is ranked exactly. Not measured."""
+SLOWER = 20
+"""How many times as long an evaluation takes if it is not quick. With 1, no plan of 19 changed."""
+
+TINY, SMALL = 64, 500
+"""Work up to which all operators may change places, without which 4 of 6 problems lost up to 5.2 %, and up to which
+`auto` is compared with a search for 1F1B. exhaustive: `auto` once ended 8 % behind."""
+MEDIUM, LARGE = 2_048, 10_000
+"""Work up to which chains are searched exactly, and up to which parts of the cluster are searched. Not measured."""
+STAGES_PER_DEVICE = 4
+"""Stages that a device may host by default. sharing: all rows."""
+HUGE = 150_000
+"""Work up to which devices share stages. scaling: 513 operators on 256 devices, 3 % in twice the time."""
+MATRICES = 1e9
+"""Elements of all matrices of a search for inference. Not measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchEffort:
+    """How much of the search runs (`PlanSettings.effort`)."""
+
+    candidates: int
+    """Partitions that are kept by their estimates."""
+    ranked: int
+    """Plans of these that get a greedy schedule."""
+    searched: int
+    """Plans for which a schedule is searched."""
+    improved: int
+    """Plans that small changes improve."""
+    changed_tasks: int
+    """Most tasks to schedule while small changes improve one plan."""
+    folds: int
+    """Pipelines that pass over the devices several times and that are ranked."""
+    hosted_tasks: int
+    """Most tasks of all plans that are ranked while stages change their devices."""
+    relaxed: Sequence[float] = RELAXED
+    """Multiples of the best target to try."""
+    most_hosted: float = inf
+    """The most stages that a device may host, if the caller allows more."""
+    parts: bool = True
+    """Whether parts of the cluster are searched too."""
+    exhaustive: bool = True
+    """Whether all partitions of a small graph are searched, and for 1F1B beside `auto`."""
+    chains: bool = True
+    """Whether DAPPLE's chains are searched, which takes longest and gains least."""
+
+
+QUICK = SearchEffort(
+    candidates=2,
+    ranked=2,
+    searched=1,
+    improved=1,
+    changed_tasks=0,
+    folds=0,
+    hosted_tasks=0,
+    relaxed=RELAXED[1:2],
+    most_hosted=1,
+    parts=False,
+    exhaustive=False,
+    chains=False,
+)
+"""No slower than `pipedream`. planning: mmt, dlrm and candle-uno on 32 devices."""
+NORMAL = SearchEffort(
+    candidates=12, ranked=16, searched=4, improved=3, changed_tasks=10_000, folds=12, hosted_tasks=6_000
+)
+"""Of 19 problems, steps became longer with 6 candidates by 0.07 % (1.2 % at worst), with 8 ranked plans by 0.22 %
+(4.2 %), with 4 folds by 0.30 % (4.2 %), and with 2 searched ones by nothing."""
+THOROUGH = SearchEffort(
+    candidates=24, ranked=32, searched=8, improved=6, changed_tasks=40_000, folds=24, hosted_tasks=24_000
+)
+"""Two to four times the limits of normal. Not measured."""
+EFFORTS: Mapping[str, tuple[SearchEffort, ...]] = {
+    "quick": (QUICK,),
+    "normal": (NORMAL,),
+    "thorough": (NORMAL, THOROUGH),
+}
+"""The searches of each effort, whose best plan is taken. So a thorough search is never behind a normal one."""
