@@ -138,12 +138,24 @@ QUICK = SearchEffort(
 )
 """No slower than `pipedream`. planning: mmt, dlrm and candle-uno on 32 devices."""
 NORMAL = SearchEffort(
-    candidates=12, ranked=16, searched=4, improved=3, changed_tasks=10_000, folds=12, hosted_tasks=6_000
+    candidates=12,
+    ranked=16,
+    searched=4,
+    improved=3,
+    changed_tasks=10_000,
+    folds=12,
+    hosted_tasks=6_000,
 )
 """Of 19 problems, steps became longer with 6 candidates by 0.07 % (1.2 % at worst), with 8 ranked plans by 0.22 %
 (4.2 %), with 4 folds by 0.30 % (4.2 %), and with 2 searched ones by nothing."""
 THOROUGH = SearchEffort(
-    candidates=24, ranked=32, searched=8, improved=6, changed_tasks=40_000, folds=24, hosted_tasks=24_000
+    candidates=24,
+    ranked=32,
+    searched=8,
+    improved=6,
+    changed_tasks=40_000,
+    folds=24,
+    hosted_tasks=24_000,
 )
 """Two to four times the limits of normal. Not measured."""
 EFFORTS: Mapping[str, tuple[SearchEffort, ...]] = {
