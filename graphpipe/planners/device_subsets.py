@@ -51,7 +51,7 @@ def with_device_subsets(
     if one_type and not _is_regular(problem.cluster) and count <= most:
         subsets = [*subsets, tuple(range(count - 1))]
     parts = sorted({(_least_seconds(problem, subset), subset) for subset in subsets if len(subset) <= most})
-    return fastest_on_parts(problem, plan, options, find, parts)
+    return fastest_on_parts(problem, plan, options, find, parts) if parts else plan
 
 
 def _is_regular(cluster: Cluster) -> bool:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from graphpipe.planners.problem.limits import NORMAL
 from graphpipe.planners.problem.options import Options
 from graphpipe.plans import Plan
 from graphpipe.plans.estimates import estimated_step_seconds, least_step_seconds
@@ -52,6 +53,6 @@ def test_what_is_searched_if_nothing_is_said() -> None:
     assert options.evaluate is estimated_step_seconds
     assert options.least(QUICK) == 0.0
     assert options.ranked(QUICK, 0.0) == estimated_step_seconds(QUICK)
-    assert (options.stages_per_device, options.most_seconds, options.thorough) == (1, float("inf"), True)
+    assert (options.stages_per_device, options.most_seconds, options.effort) == (1, float("inf"), NORMAL)
     assert not options.splits_backward
     assert not options.mixed_micro_batches
