@@ -26,14 +26,14 @@ _OF_SHARING = ("stages_per_device", "ranked")
 def plan_graphpipe(problem: Problem, options: Options) -> Plan:
     """Return the best graph pipeline found. Its passes, in their order:
 
-        search      candidates for equal devices, for each bandwidth that messages may find    `candidates`
-        types       candidates with a share of the work for each type of device                `typed_plans`
-        schedule    the best of these under the caller's schedule, after small changes         `Options.chosen`
-        exchange    stages exchange devices that differ in type or in their links              `exchanged`
-        share       devices host several stages                                                `with_shared_devices`
-        relief      all of these again with other decisions about memory, if it is short       `with_reliefs`
-        parts       all of these again on parts of the cluster that could be faster alone      `with_device_subsets`
-        sizes       stages get micro-batch sizes of their own, if the caller wants it      `with_mixed_micro_batches`
+        search    candidates for equal devices, for each bandwidth that messages may find    `candidates`
+        types     candidates with a share of the work for each type of device                `typed_plans`
+        schedule  the best of these under the caller's schedule, after small changes         `Options.chosen`
+        exchange  stages exchange devices that differ in type or in their links              `exchanged`
+        share     devices host several stages                                                `with_shared_devices`
+        relief    all of these again with other decisions about memory, if it is short       `with_reliefs`
+        parts     all of these again on parts of the cluster that could be faster alone      `with_device_subsets`
+        sizes     stages get micro-batch sizes of their own, if the caller wants it          `with_mixed_micro_batches`
 
     The published planner is the first pass, ranked by the bottleneck (of equals, less memory) instead of by the step,
     which also includes warm-up and drain. A problem of inference has its own search (`inference.graph_plans`).

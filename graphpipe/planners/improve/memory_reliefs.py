@@ -70,7 +70,7 @@ def with_reliefs(problem: Problem, options: Options, planner: str, find: Search)
     tried(problem, partial(find, problem, options))
     if misses and options.most_seconds < inf:
         raise misses[0]  # It may be time that is short, and the caller has a plan.
-    if plans and (problem.weights != "flush" or _has_room(plans[0])):
+    if plans and (problem.weights != "flush" or has_room(plans[0])):
         return plans[0]
     nothing_fits = not plans
     options = replace(options, effort=replace(options.effort, chains=False))
@@ -108,7 +108,7 @@ def _seconds(options: Options, plans: Sequence[Plan]) -> float:
     return min([options.most_seconds, *map(options.evaluate, plans)])
 
 
-def _has_room(plan: Plan) -> bool:
+def has_room(plan: Plan) -> bool:
     """Return whether a plan leaves half of every device free."""
     return all(need <= ROOM * plan.cluster.type_of(at).memory_bytes for at, need in needed_bytes(plan).items())
 

@@ -23,6 +23,7 @@ from graphpipe.planners.problem.limits import (
     RANGES,
     RELAXED,
     RELAXED_SETTINGS,
+    SIZES,
 )
 from graphpipe.planners.problem.partition import Part, Problem, assemble, crossing_bytes
 from graphpipe.planners.problem.stage_costs import degrees_of, smallest_memory_bytes
@@ -39,8 +40,6 @@ from graphpipe.units import format_bytes
 Array = NDArray[np.float64]
 _Partitions = Mapping[int, list[Part]]
 """Partitions by setting."""
-_SHORTEST_SIZES = 6
-"""Micro-batch sizes that it tries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +226,7 @@ class PartitionSearch:
         graph, devices = self.tail.before, len(self.problem.cluster.devices)
         best = ranking.best.estimates
         share = 1 if ranking.estimator.waiting else 3  # Split backwards fill most of the time that updates take.
-        most, tried = MEDIUM // share, _SHORTEST_SIZES // share
+        most, tried = MEDIUM // share, SIZES // share
         if graph is None or not best or len(graph.ops) * devices > most:
             return []
         near = CLOSE * ranking.best.score(best[0])
