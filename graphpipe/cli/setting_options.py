@@ -75,9 +75,9 @@ def _add(parser: argparse.ArgumentParser, field: Field[Any], types: tuple[Any, .
         return
     literals = [each for each in types if isinstance(each, str) and each]
     choices = literals if literals and not metavar else None
-    number = next((each for each in (int, float) if each in types), str)
-    kind = _NumberOrWord(number, literals) if literals and number is not str else number
-    parser.add_argument(name, type=kind, choices=choices, metavar=metavar, default=default, help=words)
+    number = int if int in types else float if float in types else None
+    read = str if number is None else _NumberOrWord(number, literals) if literals else number
+    parser.add_argument(name, type=read, choices=choices, metavar=metavar, default=default, help=words)
 
 
 class _NumberOrWord:
