@@ -56,7 +56,6 @@ ROOMS = (
         "planners/problem",
         "planners/relief",
         "planners/inference",
-        "planners/placement",
         "planners/baselines",
         "planners/swapping",
         "planners/improve",

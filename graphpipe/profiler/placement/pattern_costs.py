@@ -18,7 +18,7 @@ from graphpipe.model.capture.capture import Captured
 from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.model.split.submodules import Submodules
 from graphpipe.model.torch_private import flatten
-from graphpipe.planners.placement.frontier_program import Pattern
+from graphpipe.profiler.placement.frontier_program import Pattern
 from graphpipe.profiler.placement.timing import steady_seconds
 from graphpipe.profiler.placement.timing_cache import TimingCache
 

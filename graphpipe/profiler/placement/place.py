@@ -21,12 +21,12 @@ from graphpipe.model.capture.capture import Captured
 from graphpipe.model.inputs import Inputs, name_inputs
 from graphpipe.model.split.split import split, submodules_for
 from graphpipe.model.stage_program import StageProgram
-from graphpipe.planners.placement.evolution import Genome, evolve
-from graphpipe.planners.placement.frontier_program import Placed, cheapest_cover
-from graphpipe.planners.placement.patterns import patterns_of
 from graphpipe.plans import Plan
 from graphpipe.plans.stage import BackendRegion
+from graphpipe.profiler.placement.evolution import Genome, evolve
+from graphpipe.profiler.placement.frontier_program import Placed, cheapest_cover
 from graphpipe.profiler.placement.pattern_costs import PatternCosts, check_outputs
+from graphpipe.profiler.placement.patterns import patterns_of
 from graphpipe.profiler.placement.timing import alternating_medians, steady_seconds
 from graphpipe.profiler.placement.timing_cache import TimingCache
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphpipe.graph import Edge, Graph, Op
-from graphpipe.planners.placement.evolution import Genome, evolve
-from graphpipe.planners.placement.frontier_program import Pattern, cheapest_cover
-from graphpipe.planners.placement.patterns import patterns_of
+from graphpipe.profiler.placement.evolution import Genome, evolve
+from graphpipe.profiler.placement.frontier_program import Pattern, cheapest_cover
+from graphpipe.profiler.placement.patterns import patterns_of
 
 
 def make(edges: Sequence[tuple[int, int]], count: int) -> Graph:
