@@ -105,7 +105,7 @@ class PlanSettings:
     far is taken.
 
     `quick` leaves out small changes, plans in which devices host several stages, and plans on parts of a cluster.
-    `thorough` searches once more with wider limits, and takes about four times as long. A number of seconds makes all
+    `thorough` searches once more with wider limits, and takes about twice as long. A number of seconds makes all
     three searches in turn. The first one always ends, so that there is a plan."""
     offload_to: OffloadTo = "host"
     """Where stages short of memory may offload activations: `host`, the memory of their node, or `neighbours`, also
