@@ -1,4 +1,4 @@
-"""Plans that leave the last device unused, where the devices are no power of two in equal nodes."""
+"""Plans that leave the last devices unused, where the devices are no power of two in equal nodes."""
 
 from dataclasses import replace
 
