@@ -32,8 +32,10 @@ class Ring:
         """Return the seconds of work that the messages of an all-reduce cost each device."""
         return 2 * self.gather_work_seconds(count)
 
-    def reduce_line(self, times: int, bytes_per_sample: float) -> tuple[float, float]:
+    def reduce_line(self, times: float, bytes_per_sample: float) -> tuple[float, float]:
         """Return the seconds of `times` all-reduces that sum so many bytes per sample together, with their work.
+
+        A reduce-scatter or an all-gather is half of one.
 
         Returns:
             The seconds of n samples are the first figure, plus n times the second one.

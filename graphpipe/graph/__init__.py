@@ -2,7 +2,14 @@
 
 from graphpipe.graph.import_pipedream import read_pipedream
 from graphpipe.graph.import_piper import read_piper
-from graphpipe.graph.op_shards import OpShards, ShardStyle, SubmoduleShards
+from graphpipe.graph.op_shards import (
+    OpShards,
+    SequenceEntrance,
+    SequenceModule,
+    SequenceShards,
+    ShardStyle,
+    SubmoduleShards,
+)
 from graphpipe.graph.op_split import OpSplit, SplitBranch
 from graphpipe.graph.operator import (
     PRECISIONS,
@@ -48,6 +55,9 @@ __all__ = [
     "Precision",
     "ProductPrecision",
     "Read",
+    "SequenceEntrance",
+    "SequenceModule",
+    "SequenceShards",
     "Series",
     "ShardStyle",
     "Shared",

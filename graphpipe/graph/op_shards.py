@@ -1,9 +1,11 @@
 """How the tensor-parallel ranks of a stage share one operator: who holds what part."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, SerializerFunctionWrapHandler, model_serializer
+
+from graphpipe.files.json_body import without_empty
 
 ShardStyle = Literal["column", "row", "vocabulary-rows", "vocabulary-columns", "heads", "experts", "copied"]
 """What each rank holds of a submodule.
@@ -30,6 +32,53 @@ class SubmoduleShards:
     """Of how many parts, one after the other, each rank has its share: 3 for queries, keys and values in one layer."""
 
 
+SequenceEntrance = Literal["layers", "heads"]
+"""Where a submodule that works on shards of the sequence gathers them: where its `layers` begin that ranks share, or
+where its attention (`heads`) begins, whose forward reads the length of the sequence before these layers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceModule:
+    """A submodule that can be called with shards of the sequence."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    submodule: str
+    """Its fully qualified name, as in the user's module."""
+    entrance: SequenceEntrance
+    """Where it gathers them, if ranks share layers of it."""
+    returns_shards: bool = True
+    """Whether its results are shards; a head returns whole logits."""
+    summed: tuple[str, ...] = ()
+    """Its parameters of which each rank gets the gradient of its positions. Ranks sum it once in a mini-batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceShards:
+    """How t ranks divide the sequence where they do not share layers (Korthikanti et al. 2022, section 4.2.2).
+
+    Each of them holds and computes 1/t of the positions of norms, dropouts and residuals. The figures are those of
+    `OpShards`, with what is divided by positions included. An all-gather or a reduce-scatter counts as half of an
+    all-reduce, as it takes half of its steps.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    most: int
+    """The greatest common divisor of the lengths. Each number of ranks divides it."""
+    submodules: tuple["SequenceModule", ...]
+    """Those that can be called with shards of the sequence."""
+    flops_per_sample: float = 0.0
+    traffic_bytes_per_sample: float = 0.0
+    saved_bytes_per_sample: float = 0.0
+    forward_reductions: float = 0.0
+    forward_bytes_per_sample: float = 0.0
+    backward_reductions: float = 0.0
+    backward_bytes_per_sample: float = 0.0
+    used: bool = False
+    """Whether a plan asks for it (`sequence_parallel`)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpShards:
     """How t ranks share an operator. What is not listed here, each of them holds and computes whole.
@@ -53,14 +102,44 @@ class OpShards:
     """The part of `Work.traffic_bytes_per_sample` that they share."""
     saved_bytes_per_sample: float = 0.0
     """The part of `Work.saved_bytes_per_sample` that they share."""
-    forward_reductions: int = 1
+    forward_reductions: float = 1
     """All-reduces of a forward, one after the other."""
     forward_bytes_per_sample: float = 0.0
     """Bytes of the values that they sum, all of them together."""
-    backward_reductions: int = 1
+    backward_reductions: float = 1
     """All-reduces of a backward, for the gradients of values."""
     backward_bytes_per_sample: float = 0.0
     """Bytes of the gradients that they sum, all of them together."""
+    sequence: SequenceShards | None = None
+    """How they can also divide the sequence; None: they cannot."""
+
+    @model_serializer(mode="wrap")
+    def _body(self, body_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_empty(body_of(self), "sequence")
+
+    def divides_sequence(self, ranks: int) -> bool:
+        """Return whether so many ranks divide the sequence, as the plan asks."""
+        return self.sequence is not None and self.sequence.used and self.sequence.most % ranks == 0
+
+    def figures(self, ranks: int) -> "OpShards":
+        """Return these shards with what so many ranks share, the sequence included if they divide it."""
+        divided = self.sequence
+        if divided is None or not self.divides_sequence(ranks):
+            return self
+        return replace(
+            self,
+            flops_per_sample=divided.flops_per_sample,
+            traffic_bytes_per_sample=divided.traffic_bytes_per_sample,
+            saved_bytes_per_sample=divided.saved_bytes_per_sample,
+            forward_reductions=divided.forward_reductions,
+            forward_bytes_per_sample=divided.forward_bytes_per_sample,
+            backward_reductions=divided.backward_reductions,
+            backward_bytes_per_sample=divided.backward_bytes_per_sample,
+        )
+
+    def with_sequence(self, *, used: bool) -> "OpShards":
+        """Return the same, dividing the sequence or not."""
+        return self if self.sequence is None else replace(self, sequence=replace(self.sequence, used=used))
 
     def shared_by(self, ranks: int) -> bool:
         """Return whether so many devices can share the operator."""

@@ -108,6 +108,7 @@ GRAPHPIPE = Planner(
     infers=True,
     honours=frozenset(
         {"micro_batch", "mixed_micro_batches", "objective", "stages_per_device", "offload_to", "tensor", "effort"}
+        | {"sequence_parallel"}
     ),
     recomputes=True,
     default_schedule="auto",

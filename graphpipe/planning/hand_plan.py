@@ -11,7 +11,7 @@ from graphpipe.planning.by_hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.planning.choose_schedule import AS_PLANNED
 from graphpipe.planning.choose_splits import plan_with_splits
 from graphpipe.planning.honoured import check_by_hand
-from graphpipe.planning.problem import make_problem, predicted
+from graphpipe.planning.problem import make_problem, predicted, with_sequence_parallel
 from graphpipe.planning.settings import PlanSettings, asked, check_weights
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.stage import Predictor, WeightPolicy
@@ -42,7 +42,7 @@ def hand_plan(
         stages: operators (with `*` patterns), devices and micro-batch of each.
         keywords: fields of `PlanSettings` that differ from `settings`: `schedule` (a scheduler's name, also `kfkb`;
             `1f1b` by default), `loads`, `balance`, `split` (whose parts stages name, as `top.linear.part*`),
-            `inference`, `weights` and `predictor`.
+            `inference`, `weights`, `predictor` and `sequence_parallel`.
 
     Raises:
         InvalidInput: a constraint is violated, an operator cannot be split, or a setting is for planners only.
@@ -50,6 +50,7 @@ def hand_plan(
     """
     settings = asked(settings, keywords)
     check_by_hand(settings)
+    graph = with_sequence_parallel(graph, asked=settings.sequence_parallel)
     problem = make_problem(graph, costs, cluster, batch_size, settings.sample_loads, balance=settings.balance)
     problem = replace(problem, trains=not settings.inference)
     schedule = FORWARD_ONLY if settings.inference else settings.schedule or AS_PLANNED

@@ -40,7 +40,9 @@ class _Kind:
 
 _WITHOUT_FLUSH = _Kind(
     plans="plans without a flush",
-    without=frozenset({"mixed_micro_batches", "objective", "stages_per_device", "offload_to", "effort"}),
+    without=frozenset(
+        {"mixed_micro_batches", "objective", "stages_per_device", "offload_to", "effort", "sequence_parallel"}
+    ),
 )
 _INFERENCE = _Kind(
     plans="plans for inference",
@@ -84,6 +86,9 @@ def check_asked(settings: PlanSettings, batch_size: int) -> None:
     if settings.inference and settings.split == AUTO_SPLIT:
         raise InvalidInput("'auto' does not work for inference", where="split", remedy="Name the operators to split.")
     _check_schedule(settings)
+    if settings.sequence_parallel and settings.tensor == 1:
+        what, remedy = "is true, but tensor is 1: a device computes a replica alone", "Set tensor, or leave it out."
+        raise InvalidInput(what, where="sequence_parallel", remedy=remedy)
     for name in unhonoured(settings):
         what = f"is {_said(settings, name)}, but planner '{planner.name}' does not follow it"
         raise InvalidInput(what, where=name, remedy=_remedy(settings, name))
@@ -96,6 +101,8 @@ def check_by_hand(settings: PlanSettings) -> None:
         InvalidInput: a setting that only planners follow, or `auto` in place of the operators to split.
     """
     _refuse(settings, _BY_HAND)
+    if settings.weights != "flush" and settings.sequence_parallel:
+        _refuse(settings, replace(_WITHOUT_FLUSH, without=frozenset({"sequence_parallel"})))
     if settings.inference:
         _refuse(settings, replace(_INFERENCE, without=_INFERENCE.without - {"schedule"}))
     if settings.split == AUTO_SPLIT:

@@ -26,7 +26,7 @@ from graphpipe.planning.choose_ranks import plan_with_ranks
 from graphpipe.planning.choose_schedule import AS_PLANNED, AUTO, scheduled
 from graphpipe.planning.choose_splits import plan_with_splits
 from graphpipe.planning.honoured import check_asked
-from graphpipe.planning.problem import make_problem, predicted
+from graphpipe.planning.problem import make_problem, predicted, with_sequence_parallel
 from graphpipe.planning.remembered_seconds import RememberedSeconds
 from graphpipe.planning.settings import AUTO_SPLIT, PlanSettings, asked
 from graphpipe.planning.without_flush import WithoutFlush
@@ -68,6 +68,7 @@ def plan(
     """
     settings = asked(settings, keywords)
     check_asked(settings, batch_size)
+    graph = with_sequence_parallel(graph, asked=settings.sequence_parallel)
     problem = make_problem(graph, costs, cluster, batch_size, settings.sample_loads, balance=settings.balance)
     start = time.perf_counter()
     with collection_paused():

@@ -61,6 +61,25 @@ def make_problem(
     return Problem(graph, costs, cluster, batch_size)
 
 
+def with_sequence_parallel(graph: Graph, *, asked: bool) -> Graph:
+    """Return the graph whose layouts divide the sequence, or do not, as a plan is asked for.
+
+    Raises:
+        InvalidInput: it is asked for, and no operator has a layout that does.
+    """
+    divides = any(op.shards is not None and op.shards.sequence is not None for op in graph.ops)
+    if asked and not divides:
+        raise InvalidInput(
+            f"is true, but no layout of '{graph.name}' divides the sequence",
+            where="sequence_parallel",
+            remedy="Find layouts with gp.with_shards(graph, model, sequence_parallel=True), or leave it out.",
+        )
+    if not divides:
+        return graph
+    ops = (replace(op, shards=op.shards and op.shards.with_sequence(used=asked)) for op in graph.ops)
+    return replace(graph, ops=tuple(ops))
+
+
 def predicted(plan: Plan) -> Plan:
     """Return a plan with its prediction.
 

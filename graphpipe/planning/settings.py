@@ -107,6 +107,11 @@ class PlanSettings:
     `quick` leaves out small changes, plans in which devices host several stages, and plans on parts of a cluster.
     `thorough` searches once more with wider limits, and takes about twice as long. A number of seconds makes all
     three searches in turn. The first one always ends, so that there is a plan."""
+    sequence_parallel: bool = False
+    """Let the devices that share a replica also divide the sequence between the layers that they share, such as in
+    norms, dropouts and residuals (sequence parallelism).
+
+    It saves activations. The same bytes travel, in all-gathers and reduce-scatters."""
     offload_to: OffloadTo = "host"
     """Where stages short of memory may offload activations: `host`, the memory of their node, or `neighbours`, also
     other devices with memory to spare."""

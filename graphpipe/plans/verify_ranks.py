@@ -164,7 +164,7 @@ def _held_op(graph: Graph, op: Op, ranks: int) -> Op:
     divided, named = op.shards.parameter_bytes, {name for name, _ in op.shards.parameters}
     divided -= sum(tied.bytes for tied in graph.shared if tied.name in named and _kept_whole(graph, tied.name))
     weights = _part(op.parameter_bytes, divided, ranks)
-    saved = _part(op.work.saved_bytes_per_sample, op.shards.saved_bytes_per_sample, ranks)
+    saved = _part(op.work.saved_bytes_per_sample, op.shards.figures(ranks).saved_bytes_per_sample, ranks)
     casts = op.work.saved_bytes_per_forward * (weights / op.parameter_bytes if op.parameter_bytes else 1.0)
     work = replace(op.work, saved_bytes_per_sample=saved, saved_bytes_per_forward=casts)
     return replace(op, parameter_bytes=weights, work=work)

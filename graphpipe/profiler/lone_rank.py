@@ -21,6 +21,10 @@ class LoneRank(ShardTeam):
     def add_up(self, values: Tensor) -> None:
         """Leave the own part as it is."""
 
+    def add_up_own(self, values: Tensor) -> Tensor:
+        """Return the own part."""
+        return values[0].clone()
+
     def gather(self, values: Tensor) -> list[Tensor]:
         """Return the own part in place of all."""
         return [values] * self.size

@@ -9,6 +9,7 @@ import torch
 from run_ranks import run_ranks, values
 from run_tensor_parallel import MODELS, Case, Cut, captured_of, plan_of, train, train_all, train_plainly
 
+import graphpipe as gp
 from graphpipe.graph import ParameterSlice
 from graphpipe.model.capture_file.capture_file import save_capture
 
@@ -40,9 +41,26 @@ CASES = {
     "tied, unequal": ("grouped", GROUPED_UNEQUAL),
     "split backward": ("gpt", GPT_TWO),
     "recomputed": ("gpt", GPT_TWO),
+    "sequence": ("gpt", GPT_TWO),
+    "sequence, unequal": ("gpt", GPT_UNEQUAL),
+    "sequence, replicas": ("gpt", GPT_REPLICAS),
+    "sequence, grouped queries": ("grouped", GROUPED_TWO),
+    "sequence, split backward": ("gpt", GPT_TWO),
+    "sequence, recomputed": ("grouped", GROUPED_TWO),
 }
-CHANGES: dict[str, dict[str, Any]] = {"split backward": {"schedule": "zb-h1"}, "recomputed": {"recompute": "full"}}
+CHANGES: dict[str, dict[str, Any]] = {
+    "split backward": {"schedule": "zb-h1"},
+    "recomputed": {"recompute": "full"},
+    "sequence, split backward": {"schedule": "zb-h1"},
+    "sequence, recomputed": {"recompute": "full"},
+}
 """Of the plans of some cases."""
+
+
+def plan_case(name: str) -> gp.Plan:
+    """Return the plan of a case."""
+    model, cut = CASES[name]
+    return plan_of(model, cut, sequence_parallel=name.startswith("sequence"), **CHANGES.get(name, {}))
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +75,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory, saved: Path) -> dict[str, 
     for model in MODELS:
         assert save_capture(captured_of(model), saved / model)
     cases = {
-        name: Case(name=model, plan=plan_of(model, cut, **CHANGES.get(name, {})), captured=str(saved / model))
+        name: Case(
+            name=model,
+            plan=plan_of(model, cut, sequence_parallel="sequence" in name, **CHANGES.get(name, {})),
+            captured=str(saved / model),
+        )
         for name, (model, cut) in CASES.items()
     }
     cases["two stages"] = replace(cases["two stages"], folder=str(saved / "steps"))

@@ -13,6 +13,12 @@ def operators_of(graph: Graph, ranks: int) -> int:
     return sum(op.shards is not None and op.shards.shared_by(ranks) for op in graph.ops)
 
 
+def dividing_sequence(graph: Graph, ops: Sequence[str], ranks: int) -> tuple[str, ...]:
+    """Return the operators among some in which so many devices divide the sequence, as the plan asks."""
+    found = ((op, graph[op].shards) for op in ops) if ranks > 1 else ()
+    return tuple(op for op, shards in found if shards is not None and shards.divides_sequence(ranks))
+
+
 def operators_by_degree(graph: Graph, tensor: Sequence[int]) -> dict[int, int]:
     """Return how many operators are measured for each number of devices, ascending. One device computes all of them.
 

@@ -27,7 +27,7 @@ class RankShares:
             op: the operator.
             ranks: the devices of a replica.
         """
-        shards, saving, work = op.shards or NOT_SHARED, 1 - 1 / ranks, op.work
+        shards, saving, work = (op.shards or NOT_SHARED).figures(ranks), 1 - 1 / ranks, op.work
 
         def share(shared: float, whole: float) -> float:
             return 1 - saving * min(1.0, shared / whole) if whole else 1.0

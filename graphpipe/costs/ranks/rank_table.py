@@ -40,7 +40,7 @@ def _rank_row(row: OpCost, graph: Graph, ring: Ring) -> OpCost:
     op = graph[row.op]
     if op.shards is None:
         return row
-    shards, row = op.shards, row.of_ranks(ring.degree)
+    shards, row = op.shards.figures(ring.degree), row.of_ranks(ring.degree)
     share = RankShares.of(graph, op, ring.degree).over(RankShares.of(graph, op, row.ranks or 1))
     forward = ring.reduce_line(shards.forward_reductions, shards.forward_bytes_per_sample)
     backward = ring.reduce_line(shards.backward_reductions, shards.backward_bytes_per_sample)

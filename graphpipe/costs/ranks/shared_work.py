@@ -36,6 +36,7 @@ def shared_work(
     sums = 0.0
     for shards, returns in ((graph[op].shards, model.trains and op in graph.returning) for op in ops):
         if shards is not None:
+            shards = shards.figures(ring.degree)
             lines = [ring.reduce_line(shards.forward_reductions, shards.forward_bytes_per_sample)]
             lines += [ring.reduce_line(shards.backward_reductions, shards.backward_bytes_per_sample)] * returns
             sums += sum(fixed + slope * samples for fixed, slope in lines)

@@ -26,34 +26,52 @@ from graphpipe.model.shards.trial import Call, disagrees
 from graphpipe.model.split.submodules import sliced
 
 _RANKS = 2
-_TRIED = 2e10
+TRIED = 2e10
 """An operator with more FLOPs per sample is not tried on drawn values: it would take more than seconds."""
+Exchanged = tuple[float, float]
+"""All-reduces, and the bytes that they sum."""
+_NOTHING: Mapping[str, Exchanged] = {"forward": (0.0, 0.0), "backward": (0.0, 0.0)}
 
 
 @final
-class _Counting(ShardTeam):
+class CountingTeam(ShardTeam):
     """One of two ranks, which notes the bytes that are summed, and exchanges nothing."""
 
     def __init__(self) -> None:
         super().__init__(_RANKS, 0)
-        self.sums: dict[str, list[float]] = {}
-        self.begin()
+        self._sums: dict[str, dict[str, Exchanged]] = {}
+        self._by = ""
 
-    def begin(self) -> None:
-        """Forget what was noted."""
-        self.sums = {"forward": [], "backward": []}
+    def begin(self, by: str) -> None:
+        """Note what follows as that of one submodule or conversion, in place of what was noted of it before."""
+        self._by = by
+        self._sums[by] = dict(_NOTHING)
+
+    @property
+    def sums(self) -> dict[str, Exchanged]:
+        """What was noted, all together."""
+        found = dict(_NOTHING)
+        for sums in self._sums.values():
+            for kind, (count, summed) in sums.items():
+                found[kind] = found[kind][0] + count, found[kind][1] + summed
+        return found
 
     def add_up(self, values: Tensor) -> None:
         """Do nothing."""
 
+    def add_up_own(self, values: Tensor) -> Tensor:
+        """Return an entry."""
+        return values[0].clone()
+
     def gather(self, values: Tensor) -> list[Tensor]:
-        """Return the tensor for both ranks. It travels once, where a sum travels twice."""
-        self.sums["forward"].append(float(values.numel() * values.element_size()))
+        """Return the tensor for both ranks."""
         return [values] * self.size
 
-    def note(self, kind: Literal["forward", "backward"], values: Tensor) -> None:
+    def note(self, kind: Literal["forward", "backward"], values: Tensor, reductions: float = 1.0) -> None:
         """Note the bytes."""
-        self.sums[kind].append(float(values.numel() * values.element_size()))
+        sums = self._sums.setdefault(self._by, dict(_NOTHING))
+        count, summed = sums[kind]
+        sums[kind] = count + reductions, summed + float(values.numel() * values.element_size())
 
 
 @dataclass(slots=True)
@@ -64,7 +82,7 @@ class ShardMeasuring:
     traced: Traced
     captured: Captured
     shared: Mapping[str, Sequence[SubmoduleShards]]
-    teams: dict[str, _Counting] = field(default_factory=dict[str, _Counting])
+    teams: dict[str, CountingTeam] = field(default_factory=dict[str, CountingTeam])
     pieces: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
     """The parameters that are divided, with the dimension, by operator."""
     calls: dict[str, dict[str, Call]] = field(default_factory=dict[str, dict[str, Call]])
@@ -79,15 +97,21 @@ class ShardMeasuring:
             self.shared = self._that_agree(whole)
         halves = self._halves([*self.shared])
         sums = {name: team.sums for name, team in self.teams.items()}
-        alike: dict[Any, dict[str, list[float]]] = {}
+        alike: dict[Any, dict[str, Exchanged]] = {}
         for name in self.teams:  # layers that are alike are run once
-            if any(sums[name].values()):
+            if any(count for count, _ in sums[name].values()):
                 alike.setdefault(self._kind(whole[name]), sums[name])
         found = {
             name: self._shards(whole[name], halves[name], alike.get(self._kind(whole[name]), sums[name]))
             for name in self.teams
         }
         return {name: each for name, each in found.items() if each.most % 2 == 0}
+
+    def restore(self) -> None:
+        """Put the whole submodules back in place."""
+        while self.replaced:
+            parent, child, own = self.replaced.pop()
+            setattr(parent, child, own)
 
     def _that_agree(self, whole: Mapping[str, Op]) -> dict[str, Sequence[SubmoduleShards]]:
         """Return what can be shared: if a forward does not run so, or computes something else, all but attention."""
@@ -123,12 +147,12 @@ class ShardMeasuring:
         tables = all(each.style.startswith("vocabulary") for each in shards)
         return (
             not tables
-            and op.work.flops_per_sample <= _TRIED
+            and op.work.flops_per_sample <= TRIED
             and any(disagrees(self.model.get_submodule(path), path, shards, call) for path, call in calls.items())
         )
 
     def _replace(self, name: str) -> None:
-        team, traced, pieces = _Counting(), self.traced, dict[str, int]()
+        team, traced, pieces = CountingTeam(), self.traced, dict[str, int]()
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
 
         def slice_of(piece: ParameterSlice) -> nn.Parameter:
@@ -151,7 +175,7 @@ class ShardMeasuring:
 
     def _note(self, name: str, path: str, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         del root
-        self.teams[name].begin()
+        self.teams[name].begin(path)
         self.calls.setdefault(name, {})[path] = args, kwargs
 
     def _calls(self, name: str) -> list[Any]:
@@ -159,9 +183,7 @@ class ShardMeasuring:
 
     def _halves(self, names: Sequence[str]) -> dict[str, Op]:
         """Return all operators as measured with the parts of a rank in these, which stay in place."""
-        while self.replaced:
-            parent, child, own = self.replaced.pop()
-            setattr(parent, child, own)
+        self.restore()
         self.teams.clear()
         self.calls.clear()
         for name in names:
@@ -190,7 +212,7 @@ class ShardMeasuring:
         parts = tuple((each.submodule.removeprefix(called[0]), each.style) for each in self.shared[op.name])
         return op.kind, op.work, op.parameter_bytes, parts
 
-    def _shards(self, op: Op, half: Op, sums: Mapping[str, Sequence[float]]) -> OpShards:
+    def _shards(self, op: Op, half: Op, sums: Mapping[str, Exchanged]) -> OpShards:
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         first = {id(each): name for name, each in self.model.named_parameters()}
         pieces = {first[id(parameters[name])]: at for name, at in self.pieces[op.name].items()}
@@ -201,13 +223,13 @@ class ShardMeasuring:
             submodules=tuple(self.shared[op.name]),
             parameters=tuple(sorted(pieces.items())),
             parameter_bytes=float(sum(parameters[name].numel() * parameters[name].element_size() for name in pieces)),
-            flops_per_sample=_shared(work.flops_per_sample, rest.flops_per_sample),
-            traffic_bytes_per_sample=_shared(work.traffic_bytes_per_sample, rest.traffic_bytes_per_sample),
-            saved_bytes_per_sample=_shared(work.saved_bytes_per_sample, rest.saved_bytes_per_sample),
-            forward_reductions=len(forward),
-            forward_bytes_per_sample=sum(forward) / SAMPLES[1],
-            backward_reductions=len(backward),
-            backward_bytes_per_sample=sum(backward) / SAMPLES[1],
+            flops_per_sample=shared_part(work.flops_per_sample, rest.flops_per_sample),
+            traffic_bytes_per_sample=shared_part(work.traffic_bytes_per_sample, rest.traffic_bytes_per_sample),
+            saved_bytes_per_sample=shared_part(work.saved_bytes_per_sample, rest.saved_bytes_per_sample),
+            forward_reductions=forward[0],
+            forward_bytes_per_sample=forward[1] / SAMPLES[1],
+            backward_reductions=backward[0],
+            backward_bytes_per_sample=backward[1] / SAMPLES[1],
         )
 
 
@@ -217,6 +239,6 @@ def without_heads(shards: Sequence[SubmoduleShards]) -> tuple[SubmoduleShards, .
     return tuple(each for each in shards if not any(f"{each.submodule}.".startswith(f"{path}.") for path in heads))
 
 
-def _shared(whole: float, half: float) -> float:
-    # With two ranks, half of what they share is missing.
+def shared_part(whole: float, half: float) -> float:
+    """Return what two ranks share of a figure of which one of them has `half`: half of it is missing there."""
     return min(whole, max(0.0, (whole - half) * _RANKS / (_RANKS - 1)))

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from graphpipe.errors import InvalidInput
 from graphpipe.model.shards.shared_layers import RowLinear
-from graphpipe.model.shards.team import Entrance, ShardTeam, add_up
+from graphpipe.model.shards.team import Entrance, ShardTeam, add_up, enter
 
 
 @final
@@ -140,7 +140,7 @@ class SharedBiasAttention(nn.Module):
         if position_bias is None:
             position_bias = self._bias(hidden_states, hidden_states if key_value_states is None else key_value_states)
         own = self.heads // self.team.size
-        entered = Entrance(self.team).enter(position_bias)
+        entered = enter(position_bias, self.team)
         part = entered.narrow(1, self.team.position * own, own)
         result, _, *rest = self.inner(
             hidden_states, mask=mask, key_value_states=key_value_states, position_bias=part, **others

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from graphpipe.graph import ParameterSlice
-from graphpipe.model.shards.team import Entrance, ShardTeam, add_up, join
+from graphpipe.model.shards.team import Border, Entrance, ShardTeam, join
 from graphpipe.model.split.row_parts import RowRange
 
 
@@ -73,14 +73,21 @@ class RowLinear(nn.Module):
         weight: columns of the weight (outputs, inputs).
         bias: the whole bias, which is added once; None adds none.
         team: the ranks.
+        border: around the layers that end here.
         transposed: whether the weight is (inputs, outputs).
     """
 
     def __init__(
-        self, weight: nn.Parameter, bias: nn.Parameter | None, team: ShardTeam, *, transposed: bool = False
+        self,
+        weight: nn.Parameter,
+        bias: nn.Parameter | None,
+        team: ShardTeam,
+        border: Border,
+        *,
+        transposed: bool = False,
     ) -> None:
         super().__init__()
-        self.weight, self.bias, self.team, self.transposed = weight, bias, team, transposed
+        self.weight, self.bias, self.team, self.border, self.transposed = weight, bias, team, border, transposed
 
     @property
     def in_features(self) -> int:
@@ -94,9 +101,10 @@ class RowLinear(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         """Return the sum of the products of all ranks, with the bias."""
-        self.team.leave_region()
+        if self.border.draws_alike:
+            self.team.leave_region()
         part = functional.linear(values, self.weight.t() if self.transposed else self.weight)
-        total = add_up(part, self.team)
+        total = self.border.leave(part, self.team)
         return total if self.bias is None else total + self.bias
 
 
@@ -109,11 +117,14 @@ class VocabularyRows(nn.Module):
         weight: the rows of this rank.
         piece: which rows.
         team: the ranks.
+        border: where the rows leave.
     """
 
-    def __init__(self, layer: nn.Embedding, weight: nn.Parameter, piece: ParameterSlice, team: ShardTeam) -> None:
+    def __init__(
+        self, layer: nn.Embedding, weight: nn.Parameter, piece: ParameterSlice, team: ShardTeam, border: Border
+    ) -> None:
         super().__init__()
-        self.weight, self.team = weight, team
+        self.weight, self.team, self.border = weight, team, border
         self.num_embeddings, self.embedding_dim = layer.num_embeddings, layer.embedding_dim
         self.range = RowRange(piece, layer.num_embeddings, layer.padding_idx, fails_everywhere=True)
         self.scale_grad_by_freq = layer.scale_grad_by_freq
@@ -124,7 +135,7 @@ class VocabularyRows(nn.Module):
         found = functional.embedding(
             here, self.weight, padding_idx=self.range.padding_idx, scale_grad_by_freq=self.scale_grad_by_freq
         )
-        return add_up(found.masked_fill(others[..., None], 0.0), self.team)
+        return self.border.leave(found.masked_fill(others[..., None], 0.0), self.team)
 
 
 def _register(module: nn.Module, name: str, parameters: Sequence[nn.Parameter]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.model.shards.rebuilt import called_with, without_parameters
-from graphpipe.model.shards.team import ShardTeam, add_up, enter
+from graphpipe.model.shards.team import Border, ShardTeam, enter
 
 
 @final
@@ -22,21 +22,31 @@ class SharedExperts(nn.Module):
         up: the same part of its second half.
         down: the same part of `down_proj`.
         team: the ranks.
+        border: around the experts.
     """
 
     def __init__(
-        self, experts: nn.Module, gate: nn.Parameter, up: nn.Parameter, down: nn.Parameter, team: ShardTeam
+        self,
+        experts: nn.Module,
+        gate: nn.Parameter,
+        up: nn.Parameter,
+        down: nn.Parameter,
+        team: ShardTeam,
+        border: Border,
     ) -> None:
         super().__init__()
-        self.gate, self.up, self.down, self.team = gate, up, down, team
+        self.gate, self.up, self.down, self.team, self.border = gate, up, down, team, border
         self.inner = without_parameters(experts)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the sum over the ranks."""
         weights = {"gate_up_proj": torch.cat([self.gate, self.up], 1), "down_proj": self.down}
-        entered = [_entered(each, self.team) for each in args]
-        named = {name: _entered(each, self.team) for name, each in kwargs.items()}
-        return add_up(called_with(self.inner, weights, *entered, **named), self.team)
+        entered = [self._entered(each) for each in args]
+        named = {name: self._entered(each) for name, each in kwargs.items()}
+        return self.border.leave(called_with(self.inner, weights, *entered, **named), self.team)
+
+    def _entered(self, value: Any) -> Any:
+        return self.border.enter(value, self.team) if isinstance(value, Tensor) else value
 
 
 @final
@@ -58,10 +68,5 @@ class CopiedInside(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module."""
-        weights = {name: _entered(self.get_parameter(name), self.team) for name in self.names}
+        weights = {name: enter(self.get_parameter(name), self.team) for name in self.names}
         return called_with(self.inner, weights, *args, **kwargs)
-
-
-def _entered(value: Any, team: ShardTeam) -> Any:
-    needs = isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled()
-    return enter(value, team) if needs else value

@@ -1,17 +1,23 @@
 """Makes the submodule that one rank runs where the ranks of a replica share it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, final
 
-from torch import nn
+from torch import fx, nn
 
-from graphpipe.graph import ParameterSlice, SubmoduleShards
+from graphpipe.graph import ParameterSlice, SequenceEntrance, SequenceModule, SubmoduleShards
+from graphpipe.model.capture.capture import Captured
 from graphpipe.model.shards.linears import inputs_of, is_transposed, outputs_of
 from graphpipe.model.shards.rebuilt import rebuilt
+from graphpipe.model.shards.sequence.divided_nodes import divided_nodes, held_by
+from graphpipe.model.shards.sequence.exchange import BETWEEN, GATHERED
+from graphpipe.model.shards.sequence.on_shards import Converted, Gathered, OnShards
 from graphpipe.model.shards.shared_attention import SharedAttention, SharedBiasAttention
 from graphpipe.model.shards.shared_layers import ColumnLinear, RowLinear, VocabularyRows
 from graphpipe.model.shards.shared_modules import CopiedInside, SharedExperts
-from graphpipe.model.shards.team import Entrance, ShardTeam, own_range
+from graphpipe.model.shards.team import AROUND, Entrance, ShardTeam, own_range
+from graphpipe.model.split.submodules import Conversion, DividedNodes
 
 SliceOf = Callable[[ParameterSlice], nn.Parameter]
 """Returns the parameter that a rank trains for a slice of the user's: the same one for the same slice."""
@@ -30,11 +36,25 @@ class SharedSubmodule:
         shards: of the operator that calls the submodule.
         team: the ranks.
         slice_of: of the user's parameters.
+        sequence: the submodules that can be called with shards of the sequence, if ranks divide it.
+        left_whole: names of parameters whose gradients ranks must have whole.
     """
 
-    def __init__(self, shards: Sequence[SubmoduleShards], team: ShardTeam, slice_of: SliceOf) -> None:
+    def __init__(
+        self,
+        shards: Sequence[SubmoduleShards],
+        team: ShardTeam,
+        slice_of: SliceOf,
+        sequence: Sequence[SequenceModule] = (),
+        left_whole: Collection[str] = (),
+    ) -> None:
         self._shards: Mapping[str, SubmoduleShards] = {each.submodule: each for each in shards}
-        self._team, self._slice_of = team, slice_of
+        self._team, self._slice_of, self._border = team, slice_of, AROUND
+        self._gathers = False
+        self._sequence = {each.submodule: each for each in sequence}
+        self._left_whole = left_whole
+        self._divided: dict[SequenceEntrance, SharedSubmodule] = {}
+        self._on_shards: dict[str, nn.Module] = {}
         self._entrances: dict[str, Entrance] = {}
         self._known: dict[int, nn.Module] = {}
         self._draws = False
@@ -50,17 +70,60 @@ class SharedSubmodule:
             self._draws = before
         return self._known[id(module)]
 
+    def divide(self, captured: Captured, model: nn.Module, nodes: Sequence[fx.Node]) -> DividedNodes:
+        """Return how some nodes divide the sequence: those of a stage, in order of execution.
+
+        Raises:
+            InvalidInput: as `divided_nodes`.
+        """
+        if not self._sequence:
+            return DividedNodes()
+        shared = {
+            path for path in self._sequence if any(each == path or each.startswith(f"{path}.") for each in self._shards)
+        }
+        held = held_by(model, captured.module_graph)
+        return divided_nodes(
+            nodes, captured.readings, self._sequence, shared, self._team.size, held, left_whole=self._left_whole
+        )
+
+    def make_on_shards(self, module: nn.Module, path: str) -> nn.Module:
+        """Return what stands for a submodule that is called with shards of the sequence."""
+        if path not in self._on_shards:
+            part = self._between(self._sequence[path].entrance).make(module, path)
+            self._on_shards[path] = self._noted(module, OnShards(part, self._team, draws=has_dropout(module)))
+        return self._on_shards[path]
+
+    def _between(self, entrance: SequenceEntrance) -> "SharedSubmodule":
+        # Makes the parts of submodules that are called with shards.
+        if entrance not in self._divided:
+            made = SharedSubmodule([*self._shards.values()], self._team, self._slice_of)
+            made._border, made._gathers, made.made = BETWEEN, entrance == "heads", self.made
+            self._divided[entrance] = made
+        return self._divided[entrance]
+
+    def own_draws(self) -> AbstractContextManager[None]:
+        """Draw other random numbers than the other ranks in a block."""
+        return self._team.own_draws()
+
+    def converted(self, how: Conversion) -> nn.Module:
+        """Return the module that scatters whole values, or gathers shards."""
+        return Converted(how, self._team)
+
     def _make(self, module: nn.Module, path: str) -> nn.Module:
         shards = self._shards.get(path)
         if shards is not None and shards.style != "heads":
             return self._noted(module, self._layer(module, path, shards))
         if shards is not None and isinstance(module, nn.MultiheadAttention):
             return self._noted(module, self._attention(module, path))
+        border = self._border
+        gathers = self._gathers and shards is not None
+        self._border = GATHERED if gathers else border
         changed = {
             name: made
             for name, child in module.named_children()
             if (made := self.make(child, f"{path}.{name}" if path else name)) is not child
         }
+        self._border = border
         if not changed and shards is None:
             return module
         made = rebuilt(module, changed)
@@ -70,7 +133,7 @@ class SharedSubmodule:
             if hasattr(module, "has_relative_attention_bias"):
                 heads: Any = module
                 made = SharedBiasAttention(self._noted(module, made), heads.n_heads, self._team)
-        return self._noted(module, made)
+        return Gathered(self._noted(module, made), self._team) if gathers else self._noted(module, made)
 
     def _noted(self, module: nn.Module, made: nn.Module) -> nn.Module:
         made.training = module.training
@@ -91,7 +154,7 @@ class SharedSubmodule:
                 weights = self._parts(f"{path}.weight", int(turned), outputs_of(module), shards.parts)
                 has_bias = module.bias is not None
                 biases = self._parts(f"{path}.bias", 0, outputs_of(module), shards.parts) if has_bias else ()
-                draws = self._draws and joined is None
+                draws = self._draws and joined is None and self._border.draws_alike
                 return ColumnLinear(
                     weights, biases, self._entrance(path), transposed=turned, joined=joined, draws=draws
                 )
@@ -99,12 +162,12 @@ class SharedSubmodule:
                 return self._row(module, path)
             case "vocabulary-rows":
                 piece = self._piece(f"{path}.weight", 0, 0, module.num_embeddings)
-                return VocabularyRows(module, self._slice_of(piece), piece, self._team)
+                return VocabularyRows(module, self._slice_of(piece), piece, self._team, self._border)
             case "experts":
                 width = module.down_proj.shape[-1]
                 gate, up = self._parts(f"{path}.gate_up_proj", 1, 2 * width, 2)
                 (down,) = self._parts(f"{path}.down_proj", 2, width, 1)
-                return SharedExperts(module, gate, up, down, self._team)
+                return SharedExperts(module, gate, up, down, self._team, self._border)
             case "copied":
                 return CopiedInside(module, self._team)
             case "heads":
@@ -113,7 +176,7 @@ class SharedSubmodule:
     def _row(self, module: Any, path: str) -> RowLinear:
         turned = is_transposed(module)
         (weight,) = self._parts(f"{path}.weight", 0 if turned else 1, inputs_of(module), 1)
-        return RowLinear(weight, module.bias, self._team, transposed=turned)
+        return RowLinear(weight, module.bias, self._team, self._border, transposed=turned)
 
     def _attention(self, module: nn.MultiheadAttention, path: str) -> nn.Module:
         width = module.embed_dim
@@ -122,11 +185,11 @@ class SharedSubmodule:
         biases = () if given.in_proj_bias is None else self._parts(f"{path}.in_proj_bias", 0, 3 * width, 3)
         behind = self._noted(module.out_proj, self._row(module.out_proj, f"{path}.out_proj"))
         assert isinstance(behind, RowLinear)
-        return SharedAttention(module, weights, biases, behind, Entrance(self._team))
+        return SharedAttention(module, weights, biases, behind, Entrance(self._team, self._border))
 
     def _entrance(self, path: str) -> Entrance:
         # Layers of one module often read the same values.
-        return self._entrances.setdefault(path.rpartition(".")[0], Entrance(self._team))
+        return self._entrances.setdefault(path.rpartition(".")[0], Entrance(self._team, self._border))
 
     def _parts(self, parameter: str, dimension: int, length: int, parts: int) -> tuple[nn.Parameter, ...]:
         whole = length // parts

@@ -9,8 +9,9 @@ Megatron-LM (Shoeybi et al. 2019, section 3) calls the first two f and g:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 from weakref import ref
 
@@ -35,11 +36,21 @@ class ShardTeam(ABC):
         """Replace a contiguous tensor by its sum over the ranks, which all call this."""
 
     @abstractmethod
+    def add_up_own(self, values: Tensor) -> Tensor:
+        """Return the own entry of the sum over the ranks of contiguous tensors, whose first dimension is the ranks."""
+
+    @abstractmethod
     def gather(self, values: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, by position; all of them call this with contiguous tensors of one shape."""
 
-    def note(self, kind: Literal["forward", "backward"], values: Tensor) -> None:
-        """Take note of a sum that is done, or of one that a backward will do; for those that count."""
+    def note(self, kind: Literal["forward", "backward"], values: Tensor, reductions: float = 1.0) -> None:
+        """Take note of an exchange that is done, or of one that a backward will do; for those that count.
+
+        Args:
+            kind: when it is done.
+            values: whose bytes count as summed: of what is gathered or scattered among two ranks, those of one.
+            reductions: the steps that it takes, in all-reduces: 0.5 for an all-gather or a reduce-scatter.
+        """
         return
 
     @contextmanager
@@ -63,41 +74,57 @@ class ShardTeam(ABC):
         return self
 
 
+Exchange = Callable[[Tensor, ShardTeam], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Border:
+    """How values go into layers that ranks share, and out of them."""
+
+    enter: Exchange
+    leave: Exchange
+    draws_alike: bool
+    """Whether ranks draw the same random numbers outside of these layers, because they have the same values there."""
+
+
 class Entrance:
     """Where values enter what the ranks share. Layers that read the same tensor enter it once, and sum one gradient.
 
     Args:
         team: the ranks.
+        border: around these layers.
     """
 
-    def __init__(self, team: ShardTeam) -> None:
-        self.team = team
+    def __init__(self, team: ShardTeam, border: Border) -> None:
+        self.team, self.border = team, border
         self._last: tuple[ref[Tensor], ref[Tensor]] | None = None
 
     def enter(self, values: Tensor) -> Tensor:
-        """Return the values; the gradient is the sum of those of all ranks."""
-        if not (torch.is_grad_enabled() and values.requires_grad):
-            return values
+        """Return the values as layers read them."""
+        if not torch.is_grad_enabled():  # what enters now has no gradient for a later call with the same values
+            return self.border.enter(values, self.team)
         if self._last is not None:
             before, entered = (each() for each in self._last)
             if before is values and entered is not None:
                 return entered
-        entered = enter(values, self.team)
+        entered = self.border.enter(values, self.team)
         self._last = ref(values), ref(entered)
         return entered
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Entrance":
-        return memo.setdefault(id(self), Entrance(self.team))
+        return memo.setdefault(id(self), Entrance(self.team, self.border))
 
 
 def enter(values: Tensor, team: ShardTeam) -> Tensor:
     """Return the values; the gradient is the sum of those of all ranks."""
-    return _apply(_Enter, values, team)
+    if not (torch.is_grad_enabled() and values.requires_grad):
+        return values
+    return apply(_Enter, values, team)
 
 
 def add_up(parts: Tensor, team: ShardTeam) -> Tensor:
     """Return the sum of the parts of all ranks; nothing else may use `parts` afterwards."""
-    return _apply(_AddUp, parts, team)
+    return apply(_AddUp, parts, team)
 
 
 def join(columns: Tensor, team: ShardTeam, total: int) -> Tensor:
@@ -108,7 +135,7 @@ def join(columns: Tensor, team: ShardTeam, total: int) -> Tensor:
         team: the ranks.
         total: columns of all ranks.
     """
-    return _apply(_Join, columns, team, total)
+    return apply(_Join, columns, team, total)
 
 
 def own_range(length: int, size: int, position: int) -> tuple[int, int]:
@@ -116,7 +143,12 @@ def own_range(length: int, size: int, position: int) -> tuple[int, int]:
     return length * position // size, length * (position + 1) // size
 
 
-def _apply(function: type[torch.autograd.Function], values: Tensor, *others: object) -> Tensor:
+AROUND = Border(enter, add_up, draws_alike=True)
+"""Around layers of which each rank has the whole values before and behind."""
+
+
+def apply(function: type[torch.autograd.Function], values: Tensor, *others: object) -> Tensor:
+    """Return what a function of autograd returns for these arguments."""
     applied: Any = function.apply
     return applied(values, *others)
 
@@ -159,6 +191,7 @@ class _Join(torch.autograd.Function):
         ctx.range = ranges[team.position]
         missing = max(widths) - columns.shape[-1]
         padded = torch.nn.functional.pad(columns, (0, missing)) if missing else columns.contiguous()
+        team.note("forward", padded)
         given = team.gather(padded)
         return torch.cat([each[..., :width] for each, width in zip(given, widths, strict=True)], dim=-1)
 

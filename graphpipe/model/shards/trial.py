@@ -3,29 +3,23 @@
 A forward may use the whole width of a layer in a way that its structure does not show, such as a norm over all heads.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from threading import Barrier, Thread
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor, nn
 
-from graphpipe.graph import ParameterSlice, SubmoduleShards
-from graphpipe.model.capture.reading import SAMPLES
-from graphpipe.model.shards.rebuilt import rebuilt
+from graphpipe.graph import SubmoduleShards
+from graphpipe.model.shards.drawn import Call, drawn_call, near, slice_of, with_drawn
 from graphpipe.model.shards.shared_submodule import SharedSubmodule
 from graphpipe.model.shards.team import ShardTeam
-from graphpipe.model.split.submodules import sliced
 from graphpipe.model.torch_private import flatten, unflatten
 
 _RANKS = 2
-_FAR = 1e-3
-"""How far results of equal computations may be apart, relative to the largest value; others are about 1 apart."""
-_MOST = 2**26
+MOST = 2**26
 """A submodule with more elements is not tried: it would take gigabytes."""
-
-Call = tuple[tuple[Any, ...], Mapping[str, Any]]
-"""Arguments of a forward."""
+Found = TypeVar("Found")
 
 
 def disagrees(module: nn.Module, path: str, shards: Sequence[SubmoduleShards], call: Call) -> bool:
@@ -39,34 +33,43 @@ def disagrees(module: nn.Module, path: str, shards: Sequence[SubmoduleShards], c
         shards: how ranks share it.
         call: arguments whose tensors have the shapes and dtypes of real ones. One sample of them is tried.
     """
-    if sum(each.numel() for each in module.parameters()) > _MOST:
+    if sum(each.numel() for each in module.parameters()) > MOST:
         return False
     try:
-        drawn = _drawn_call(call)
-        whole = _with_drawn(module).eval()
+        drawn = drawn_call(call, 1)
+        whole = with_drawn(module).eval()
         wanted = _results(whole, drawn)
     except Exception:  # any error of a forward that does not take drawn values
         return False
-    teams = _ThreadTeam.make()
-    found: list[list[Tensor] | None] = [None] * _RANKS
 
-    def compute(team: _ThreadTeam) -> None:
+    def compute(team: ThreadTeam) -> list[Tensor]:
+        made = SharedSubmodule(shards, team, lambda piece: slice_of(whole, path, piece)).make(whole, path)
+        return _results(made, drawn)
+
+    return any(own is None or not _equal(own, wanted) for own in computed_by_two(compute))
+
+
+def computed_by_two(compute: Callable[["ThreadTeam"], Found]) -> list[Found | None]:
+    """Return what two threads compute that share a submodule; None for both if one raises an error."""
+    teams = ThreadTeam.make()
+    found: list[Found | None] = [None] * _RANKS
+
+    def run(team: ThreadTeam) -> None:
         try:
-            made = SharedSubmodule(shards, team, lambda piece: _slice(whole, path, piece)).make(whole, path)
-            found[team.position] = _results(made, drawn)
-        except Exception:  # as above
+            found[team.position] = compute(team)
+        except Exception:  # any error of a forward or a backward that does not take parts
             team.barrier.abort()
 
-    threads = [Thread(target=compute, args=(team,)) for team in teams]
+    threads = [Thread(target=run, args=(team,)) for team in teams]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return any(own is None or not _equal(own, wanted) for own in found)
+    return found if all(own is not None for own in found) else [None] * _RANKS
 
 
 @final
-class _ThreadTeam(ShardTeam):
+class ThreadTeam(ShardTeam):
     """A thread among those that share a submodule."""
 
     def __init__(self, position: int, barrier: Barrier, values: list[Any]) -> None:
@@ -74,14 +77,17 @@ class _ThreadTeam(ShardTeam):
         self.barrier, self._values = barrier, values
 
     @staticmethod
-    def make() -> list["_ThreadTeam"]:
+    def make() -> list["ThreadTeam"]:
         barrier, values = Barrier(_RANKS), list[Any]([None] * _RANKS)
-        return [_ThreadTeam(position, barrier, values) for position in range(_RANKS)]
+        return [ThreadTeam(position, barrier, values) for position in range(_RANKS)]
 
     def add_up(self, values: Tensor) -> None:
         total = torch.stack(self.gather(values)).sum(0)
         with torch.no_grad():
             values.copy_(total)
+
+    def add_up_own(self, values: Tensor) -> Tensor:
+        return torch.stack(self.gather(values)).sum(0)[self.position]
 
     def gather(self, values: Tensor) -> list[Tensor]:
         self._values[self.position] = values.detach().clone()
@@ -114,55 +120,4 @@ def _leaf(value: Tensor) -> Tensor:
 
 
 def _equal(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
-    return len(found) == len(wanted) and all(map(_near, found, wanted))
-
-
-def _near(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape or not one.is_floating_point() or not one.numel():
-        return torch.equal(one, other)
-    here, there = one.nan_to_num(0.0, 0.0, 0.0), other.nan_to_num(0.0, 0.0, 0.0)  # of rows that a mask hides
-    return float((here - there).abs().max()) <= _FAR * float(there.abs().max())
-
-
-def _drawn_call(call: Call) -> Call:
-    draw = torch.Generator().manual_seed(0)
-    leaves, spec = flatten(call)
-    made = [_drawn(leaf, draw, 1.0) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    for leaf, like in zip(made, leaves, strict=True):
-        if isinstance(like, Tensor) and like.requires_grad:
-            leaf.requires_grad_()
-    return unflatten(made, spec)
-
-
-def _drawn(like: Tensor, draw: torch.Generator, scale: float) -> Tensor:
-    shape = tuple(int(size) for size in like.shape)
-    shape = (1, *shape[1:]) if shape[:1] == SAMPLES[1:] else shape
-    if not like.dtype.is_floating_point:
-        return torch.full(shape, like.dtype == torch.bool, dtype=like.dtype)
-    return torch.randn(shape, generator=draw).mul(scale).to(like.dtype)
-
-
-def _with_drawn(module: nn.Module) -> nn.Module:
-    # The same module with drawn parameters. Buffers keep the values that they have.
-    draw, made = torch.Generator().manual_seed(1), dict[int, Tensor]()
-    for parameter in module.parameters():
-        scale = max(1, parameter.shape[-1] if parameter.ndim else 1) ** -0.5
-        made[id(parameter)] = nn.Parameter(_drawn(parameter, draw, scale), parameter.requires_grad)
-    for buffer in module.buffers():
-        made[id(buffer)] = _drawn(buffer, draw, 1.0) if buffer.is_meta else buffer.detach().clone()
-    return _replaced(module, made)
-
-
-def _replaced(module: nn.Module, made: Mapping[int, Tensor]) -> nn.Module:
-    copied = rebuilt(module, {name: _replaced(child, made) for name, child in module.named_children()})
-    for name, parameter in [*module.named_parameters(recurse=False, remove_duplicate=False)]:
-        setattr(copied, name, made[id(parameter)])
-    for name, buffer in [*module.named_buffers(recurse=False, remove_duplicate=False)]:
-        setattr(copied, name, made[id(buffer)])
-    return copied
-
-
-def _slice(whole: nn.Module, path: str, piece: ParameterSlice) -> nn.Parameter:
-    parameter = whole.get_parameter(piece.parameter.removeprefix(f"{path}.") if path else piece.parameter)
-    view = sliced(parameter.detach(), piece)
-    return nn.Parameter(view.clone(), parameter.requires_grad)
+    return len(found) == len(wanted) and all(map(near, found, wanted))

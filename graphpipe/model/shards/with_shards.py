@@ -10,13 +10,16 @@ from graphpipe.graph import Graph, Op, SubmoduleShards
 from graphpipe.model.capture.capture import Captured, capture_again, capture_measured, measure, trace
 from graphpipe.model.capture.same_model import other_model
 from graphpipe.model.shards.layouts import Layout, Styles, find_layout
+from graphpipe.model.shards.sequence.find_sequence import with_sequence
 from graphpipe.model.shards.shard_measuring import ShardMeasuring
 from graphpipe.model.without_data.construction import ModelBuilder
 from graphpipe.model.without_data.meta_model import without_data
 from graphpipe.user_frames import warn_user
 
 
-def with_shards(graph: Graph, model: nn.Module | ModelBuilder, styles: Styles | None = None) -> Graph:
+def with_shards(
+    graph: Graph, model: nn.Module | ModelBuilder, styles: Styles | None = None, *, sequence_parallel: bool = False
+) -> Graph:
     """Return a graph whose operators say how tensor-parallel ranks can share them.
 
     Layouts are those of Megatron-LM: attention by heads, pairs of linear layers by columns and rows, embeddings and
@@ -28,6 +31,8 @@ def with_shards(graph: Graph, model: nn.Module | ModelBuilder, styles: Styles | 
         styles: layouts by hand, by pattern of submodules (`layers.*.up`), which come before those that are found:
             `column`, `row`, `vocabulary-rows`, `vocabulary-columns`, or `copied` to leave a submodule whole. Also
             names in plans of `transformers` (`colwise`), and objects of `torch.distributed.tensor.parallel`.
+        sequence_parallel: also note how ranks can divide the sequence between the layers that they share (Korthikanti
+            et al. 2022). Plans that ask for it (`PlanSettings.sequence_parallel`) do so.
 
     Raises:
         InvalidInput: the graph is of another model, a pattern names nothing, or a style does not fit.
@@ -48,10 +53,13 @@ def with_shards(graph: Graph, model: nn.Module | ModelBuilder, styles: Styles | 
     _warn_of_parted_layers(parted_layers(captured, layout))
     measuring = ShardMeasuring(model, traced, captured, _shareable(model, captured, layout))
     found = measuring.found() if measuring.shared else {}
+    if sequence_parallel and found:
+        measuring.restore()
+        found = with_sequence(model, traced, captured, found)
     return replace(graph, ops=tuple(replace(op, shards=found.get(op.name)) for op in graph.ops))
 
 
-def captured_with_shards(captured: Captured, model: nn.Module) -> Captured:
+def captured_with_shards(captured: Captured, model: nn.Module, *, sequence_parallel: bool = False) -> Captured:
     """Return a capture whose graph says how ranks can share its operators.
 
     Submodules of which ranks share several layers become operators, if their layers were operators of their own.
@@ -59,6 +67,7 @@ def captured_with_shards(captured: Captured, model: nn.Module) -> Captured:
     Args:
         captured: the model.
         model: the same.
+        sequence_parallel: as in `with_shards`.
 
     Raises:
         InvalidInput: as `capture`.
@@ -66,7 +75,7 @@ def captured_with_shards(captured: Captured, model: nn.Module) -> Captured:
     origin, parted = captured.graph.origin, parted_layers(captured, find_layout(model))
     if origin is not None and parted:
         captured = capture_again(model, captured.graph.inputs, replace(origin, opaque=(*origin.opaque, *parted)))
-    return replace(captured, graph=with_shards(captured.graph, model))
+    return replace(captured, graph=with_shards(captured.graph, model, sequence_parallel=sequence_parallel))
 
 
 def parted_layers(captured: Captured, layout: Layout) -> list[str]:

@@ -36,6 +36,8 @@ class ModuleStage:
     """Names of the values it returns first, in order."""
     output_spec: TreeSpec
     """The containers of the model's output."""
+    summed: frozenset[str] = frozenset()
+    """Names in the model of the parameters of which this rank gets the gradient of its positions only."""
     output_dtypes: tuple[torch.dtype | None, ...] = ()
     mixes: tuple[str, str] | None = None
     """How it mixes the samples of a part of the mini-batch, and the remedy; None if it is not known to."""

@@ -161,7 +161,8 @@ def _build(
     sends = {at: specs(crossing.get(key, ())) for key, at in edges.items() if key[0] == stage}
     sent = list(dict.fromkeys(value for key, values in crossing.items() if key[0] == stage for value in values))
     mine = [node for node in captured.module_graph.graph.nodes if where.get(node) == stage]
-    graph, model_inputs, received = stage_graph(captured, mine, sent, _region_of(captured, plan.stages[stage]))
+    divided = submodules.divide(captured, mine, stage)
+    graph, model_inputs, received = stage_graph(captured, mine, sent, _region_of(captured, plan.stages[stage]), divided)
     inner = stage_module(submodules, captured, graph, stage)
     names = {**names, **submodules.slice_names}
     outputs = [node for node in mine if node.op == "output"]
@@ -178,6 +179,7 @@ def _build(
         output_spec=captured.module_graph.output_spec,
         mixes=_mixes(plan, planned),
         in_evaluation=captured.module_graph.in_evaluation,
+        summed=divided.summed,
         output_dtypes=tuple(_dtype(captured, leaf) for node in outputs for leaf in _leaves(node)),
     )
 

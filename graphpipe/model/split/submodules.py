@@ -1,18 +1,23 @@
 """The submodules that the stages of a model call: the user's own, and the parts of the layers that a plan splits."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Protocol, final
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, final
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import OpSplit, ParameterSlice
+from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture.op_splits.layers import hooked
 from graphpipe.model.capture.op_splits.split_nodes import REST
 from graphpipe.model.split.row_parts import EmbeddingBagRows, EmbeddingRows
 from graphpipe.model.torch_private import with_child
+
+Conversion = Literal["scatter", "gather"]
+"""From whole values to the shard of a rank, or back."""
 
 
 @final
@@ -82,6 +87,27 @@ class LinearSum(nn.Module):
         return total
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DividedNodes:
+    """How the nodes of a stage divide the sequence."""
+
+    reading: frozenset[fx.Node] = frozenset()
+    """Those that read shards."""
+    returning: frozenset[fx.Node] = frozenset()
+    """Those whose value is a shard."""
+    scattered: frozenset[tuple[fx.Node, fx.Node]] = frozenset()
+    """Whole values with the nodes that read them as shards."""
+    summed: frozenset[str] = frozenset()
+    """Parameters of which a rank gets the gradient of its positions."""
+
+    def conversion(self, value: fx.Node, reader: fx.Node | None) -> Conversion | None:
+        """Return what becomes of a value before a node reads it; a reader of None is another stage, or the loss."""
+        if reader is not None and (value, reader) in self.scattered:
+            return "scatter"
+        takes = reader is not None and reader in self.reading
+        return "gather" if value in self.returning and not takes else None
+
+
 class Sharing(Protocol):
     """Makes the parts of the user's submodules that one of several ranks computes."""
 
@@ -92,6 +118,22 @@ class Sharing(Protocol):
 
     def make(self, module: nn.Module, path: str) -> nn.Module:
         """Return what stands for a submodule at a path of the model."""
+        ...
+
+    def divide(self, captured: Captured, model: nn.Module, nodes: Sequence[fx.Node]) -> DividedNodes:
+        """Return how the nodes of a stage divide the sequence."""
+        ...
+
+    def make_on_shards(self, module: nn.Module, path: str) -> nn.Module:
+        """Return what stands for a submodule that is called with shards of the sequence."""
+        ...
+
+    def own_draws(self) -> AbstractContextManager[None]:
+        """Draw other random numbers than the other ranks in a block."""
+        ...
+
+    def converted(self, how: Conversion) -> nn.Module:
+        """Return the module that scatters whole values, or gathers shards."""
         ...
 
 
@@ -124,6 +166,14 @@ class Submodules:
             return self._made[path]
         own = self.model.get_submodule(path)
         return self.sharing[stage].make(own, path) if stage in self.sharing else own
+
+    def get_on_shards(self, path: str, stage: int) -> nn.Module:
+        """Return the submodule that a stage calls at a path with shards of the sequence."""
+        return self.sharing[stage].make_on_shards(self.model.get_submodule(path), path)
+
+    def divide(self, captured: Captured, nodes: Sequence[fx.Node], stage: int) -> DividedNodes:
+        """Return how the nodes of a stage divide the sequence."""
+        return self.sharing[stage].divide(captured, self.model, nodes) if stage in self.sharing else DividedNodes()
 
     def follow_modes(self) -> None:
         """Put what stands for the user's modules into their modes, training or evaluation."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from graphpipe.costs.ranks.degrees import dividing_sequence
 from graphpipe.plans import Plan
 from graphpipe.plans.stage import StageEdge
 from graphpipe.report.content.stage_contents import stage_contents
@@ -58,6 +59,7 @@ def stage_lines(plan: Plan, number: int) -> list[str]:
     again += ["offloads"] if stage.offload else []
     shards = [] if stage.state == "whole" else [f"shards {stage.state}"]
     shards += [] if stage.tensor == 1 else [f"{stage.tensor} devices per replica"]
+    shards += ["sequence divided"] if dividing_sequence(plan.graph, stage.ops, stage.tensor) else []
     holds = [line for line in stage_contents(plan, number) if line != stage.name]
     times = f"F {format_seconds(seconds.forward)}, B {format_seconds(seconds.backward)}"
     return [stage.name, *holds, times, f"{devices}, micro {samples}", *again, *shards]

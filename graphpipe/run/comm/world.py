@@ -131,6 +131,20 @@ class World:
             dist.all_gather(found, tensor, group=group)
             return found
 
+    def sum_own(self, tensor: Tensor, ranks: Sequence[int]) -> Tensor:
+        """Return an entry of the sum of contiguous tensors over these ranks (a reduce-scatter).
+
+        Args:
+            tensor: (ranks, ...). The first entry is for the lowest rank.
+            ranks: which all call this.
+        """
+        with self._group(ranks) as group:
+            if group is None:
+                return tensor[0]
+            found = torch.empty_like(tensor[0])
+            dist.reduce_scatter_tensor(found, tensor, group=group)
+            return found
+
     def open_pairs(self, pairs: Iterable[Pair]) -> None:
         """Open groups for the messages of these pairs of ranks; every rank must call this."""
         options = self.kind.message_options()

@@ -23,6 +23,7 @@ from graphpipe.run.worker.compiled_step import compiling
 from graphpipe.run.worker.smaller_batches import SmallerStep
 from graphpipe.run.worker.step_batches import StepBatches
 from graphpipe.run.worker.step_run import run_step
+from graphpipe.run.worker.sum_positions import sum_positions
 from graphpipe.run.worker.worker import StageWorker
 from graphpipe.schedule import LoweredSchedule
 
@@ -113,6 +114,7 @@ class TrainStep:
         self.sums.expect()
         with preserve_rng_state(worker.world.device), compiling(self.compiler, worker, batch):
             runs = run_step(worker, lowered, StepBatches.of((batch,)), self.loss_fn)
+            sum_positions(worker)
         if self.loss_scale is not None:
             self.update.scale_gradients(1 / self.loss_scale.factor)
         summary = summarise_step(self.sums, self.plan, [*runs.values()], self.output_stage, with_norms=self._with_norms)

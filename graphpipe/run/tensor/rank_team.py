@@ -26,17 +26,28 @@ class RankTeam(ShardTeam):
     def __init__(self, world: World, ranks: Sequence[int], position: int) -> None:
         super().__init__(len(ranks), position)
         self._world, self._ranks = world, tuple(ranks)
+        self._order = [sorted(ranks).index(rank) for rank in ranks]
+        """Where each position is in groups, whose ranks ascend."""
 
     def add_up(self, values: Tensor) -> None:
         """Replace a tensor by its sum over the ranks."""
         if _has_data(values):
             self._world.sum(values, self._ranks)
 
+    def add_up_own(self, values: Tensor) -> Tensor:
+        """Return the entry of this position of the sum over the ranks."""
+        if not _has_data(values):
+            return values[self.position].clone()
+        if self._order != [*range(self.size)]:
+            values = values[[self._order.index(at) for at in range(self.size)]]
+        return self._world.sum_own(values, self._ranks)
+
     def gather(self, values: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, by position."""
         if not _has_data(values):
             return [values] * self.size
-        return self._world.gather(values, self._ranks)
+        found = self._world.gather(values, self._ranks)
+        return [found[at] for at in self._order]
 
     @contextmanager
     def own_draws(self) -> Generator[None]:
@@ -60,6 +71,11 @@ class AbsentTeam(ShardTeam):
     def add_up(self, values: Tensor) -> None:
         """Leave a tensor without data as it is."""
         assert not _has_data(values), "this rank does not compute the stage"
+
+    def add_up_own(self, values: Tensor) -> Tensor:
+        """Return an entry without data."""
+        assert not _has_data(values), "this rank does not compute the stage"
+        return values[self.position].clone()
 
     def gather(self, values: Tensor) -> list[Tensor]:
         """Return tensors without data."""

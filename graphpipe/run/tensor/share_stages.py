@@ -1,7 +1,10 @@
 """Lets this rank compute its part of the stages whose replicas several ranks share."""
 
+from collections.abc import Sequence
+
+from graphpipe.costs.ranks.degrees import dividing_sequence
 from graphpipe.errors import InvalidInput
-from graphpipe.graph import SubmoduleShards
+from graphpipe.graph import SequenceModule, SubmoduleShards
 from graphpipe.model.shards.shared_submodule import SharedSubmodule
 from graphpipe.model.shards.team import ShardTeam
 from graphpipe.model.split.submodules import Submodules
@@ -38,7 +41,24 @@ def share_stages(submodules: Submodules, placement: RankPlacement, world: World)
         if slot is not None:
             team = RankTeam(world, placement.team(number, slot.replica), slot.position)
         shards = _shards(plan, number, submodules)
-        submodules.sharing[number] = SharedSubmodule(shards, team, submodules.slice_of)
+        sequence, tied = _sequence(plan, number, shards), plan.tied_parameters(number)
+        submodules.sharing[number] = SharedSubmodule(shards, team, submodules.slice_of, sequence, tied)
+
+
+def _sequence(plan: Plan, stage: int, kept: Sequence[SubmoduleShards]) -> list[SequenceModule]:
+    # What was tried with shared layers needs all of them.
+    found = list[SequenceModule]()
+    for op in plan.stages[stage].ops:
+        shards = plan.graph[op].shards
+        if shards is None or shards.sequence is None or not shards.divides_sequence(plan.stages[stage].tensor):
+            continue
+        whole = [each.submodule for each in shards.submodules if each not in kept]
+        found += [
+            each
+            for each in shards.sequence.submodules
+            if not any(path == each.submodule or path.startswith(f"{each.submodule}.") for path in whole)
+        ]
+    return found
 
 
 def _shards(plan: Plan, stage: int, submodules: Submodules) -> list[SubmoduleShards]:
@@ -76,6 +96,9 @@ def check_tensor(plan: Plan, engine: str) -> None:
             remedy = "Choose engine='allreduce'."
         elif stage.regions and any(region.backend != "eager" for region in stage.regions):
             problem, remedy = f"backend {stage.regions[0].backend} runs operators", "Run them in PyTorch."
+        elif plan.weights != "flush" and dividing_sequence(plan.graph, stage.ops, stage.tensor):
+            problem = f"divide the sequence, and the weight policy is '{plan.weights}'"
+            remedy = "Choose the weight policy 'flush', or plan without sequence_parallel."
         if problem:
             raise InvalidInput(
                 f"{stage.tensor} devices share each replica, and {problem}",

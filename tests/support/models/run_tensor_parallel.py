@@ -110,10 +110,18 @@ def captured_of(name: str) -> Captured:
 @cache
 def graph_of(name: str) -> gp.Graph:
     """Return the graph of a model with its layouts, once in each process."""
-    return gp.with_shards(captured_of(name).graph, MODELS[name]().double())
+    return gp.with_shards(captured_of(name).graph, MODELS[name]().double(), sequence_parallel=True)
 
 
-def plan_of(name: str, cut: Cut, schedule: str | None = "1f1b", *, inference: bool = False, **changes: Any) -> gp.Plan:
+def plan_of(
+    name: str,
+    cut: Cut,
+    schedule: str | None = "1f1b",
+    *,
+    inference: bool = False,
+    sequence_parallel: bool = False,
+    **changes: Any,
+) -> gp.Plan:
     """Return a plan of a model with some stages.
 
     Args:
@@ -121,6 +129,7 @@ def plan_of(name: str, cut: Cut, schedule: str | None = "1f1b", *, inference: bo
         cut: the stages.
         schedule: of the plan, if it trains.
         inference: whether it answers requests.
+        sequence_parallel: whether ranks divide the sequence.
         changes: fields of all stages.
     """
     graph = graph_of(name)
@@ -132,7 +141,14 @@ def plan_of(name: str, cut: Cut, schedule: str | None = "1f1b", *, inference: bo
     ]
     schedule = None if inference else schedule
     return gp.hand_plan(
-        graph, costs, cluster, batch_size=SAMPLES, stages=stages, schedule=schedule, inference=inference
+        graph,
+        costs,
+        cluster,
+        batch_size=SAMPLES,
+        stages=stages,
+        schedule=schedule,
+        inference=inference,
+        sequence_parallel=sequence_parallel,
     )
 
 
