@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from bench.families.build import build_family
 from bench.families.families import PAGE, captured
 from bench.families.gradients import furthest, mean_square, plain_gradients, precise
+from bench.families.inputs import LENGTH
 from bench.families.ordinary_models import ORDINARY
 from bench.families.table import FAMILIES
 from bench.record import RESULTS, save
@@ -65,10 +66,21 @@ class Tried:
     """Loss and gradients by plain PyTorch."""
 
 
-def family(name: str) -> Tried:
-    """Return a family of Hugging Face."""
+def family(name: str, *, even: bool = False) -> Tried:
+    """Return a family of Hugging Face.
+
+    Args:
+        name: of the family.
+        even: whether texts have an even number of words, which two ranks can divide.
+    """
     torch.manual_seed(0)
     model, example = precise(*build_family(name))
+    if even:
+        length = LENGTH - LENGTH % 2
+        example = {
+            key: each[:, :length].contiguous() if each.shape[1:2] == (LENGTH,) else each
+            for key, each in example.items()
+        }
     held, _, reason = captured(model, example)
     assert held is not None, f"{name}: {reason}"
     inputs, targets = held.batch(example)
@@ -123,7 +135,10 @@ def divided(tried: Tried, ranks: int, shared: int = 1) -> Plan:
         stages.append(HandStage(ops=names, devices=devices, micro_batch=size, tensor=shared))
     cluster = Cluster.preset(f"local:{ranks}")
     costs = estimate(tried.graph, cluster)
-    return hand_plan(tried.graph, costs, cluster, batch_size=batch_size, stages=stages)
+    divides = any(op.shards is not None and op.shards.sequence is not None for op in tried.graph.ops)
+    return hand_plan(
+        tried.graph, costs, cluster, batch_size=batch_size, stages=stages, sequence_parallel=divides and shared > 1
+    )
 
 
 def distance(tried: Tried, ranks: int) -> float:

@@ -103,30 +103,51 @@ def placed(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[
     return whole
 
 
-def shared(tried: Tried) -> Tried:
-    """Return a model whose graph says how ranks can share its operators."""
-    return replace(tried, graph=with_shards(tried.graph, tried.module))
+def tried_of(name: str, *, sequence: bool = False) -> Tried:
+    """Return a model by its name, whose graph says how ranks can share its operators.
 
-
-def tried_of(name: str) -> Tried:
-    """Return a model by its name."""
+    Args:
+        name: of the model.
+        sequence: whether they also divide the sequence.
+    """
     if name in ORDINARY:
-        return shared(ordinary(name))
-    return shared(zoo(name) if name in ZOO or name == "torch layers" else family(name))
+        tried = ordinary(name)
+    else:
+        tried = zoo(name) if name in ZOO or name == "torch layers" else family(name, even=sequence)
+    return replace(tried, graph=with_shards(tried.graph, tried.module, sequence_parallel=sequence))
 
 
-def main(names: Annotated[Sequence[str], {**FAMILIES, **ORDINARY, **ZOO, "torch layers": None}] = ()) -> None:
+def saved_share(tried: Tried) -> float:
+    """Return what one of two ranks saves for the backward if they divide the sequence, relative to if they do not."""
+    saved = {True: 0.0, False: 0.0}
+    for op in tried.graph.ops:
+        for used in saved:
+            shards = op.shards and op.shards.with_sequence(used=used)
+            part = shards.figures(SHARED).saved_bytes_per_sample if shards else 0.0
+            saved[used] += op.work.saved_bytes_per_sample - part * (1 - 1 / SHARED)
+    return saved[True] / saved[False] if saved[False] else 1.0
+
+
+def main(
+    names: Annotated[Sequence[str], {**FAMILIES, **ORDINARY, **ZOO, "torch layers": None}] = (),
+    *,
+    sequence: bool = False,
+) -> None:
     """Run the benchmark and write JSON.
 
     Args:
         names: models to try. Without names, those that people train, and small ones of the zoo.
+        sequence: also divide the sequence between the layers that ranks share
     """
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
     for name in names or ("gpt", "two-tower", "mmt", "torch layers", *NAMES):
         row: dict[str, Any] = {"model": name}
         try:
-            tried = tried_of(name)
+            tried = tried_of(name, sequence=sequence)
+            if sequence:
+                row |= {"sequence": sum(bool(op.shards and op.shards.sequence) for op in tried.graph.ops)}
+                row |= {"saved": saved_share(tried)}
             sizes = [(op.parameter_bytes, op.shards.parameter_bytes if op.shards else 0.0) for op in tried.graph.ops]
             row |= {"operators": len(sizes), "divided": sum(each for _, each in sizes) / sum(each for each, _ in sizes)}
             row |= {f"away_{ranks}": on_ranks({name: tried}, ranks, distance)[name] for ranks in RANKS}
@@ -137,8 +158,9 @@ def main(names: Annotated[Sequence[str], {**FAMILIES, **ORDINARY, **ZOO, "torch 
         sys.stdout.flush()
         rows.append(row)
     if not names:
-        save("tensor_gradients", rows)
-        page(rows)
+        save("sequence_gradients" if sequence else "tensor_gradients", rows)
+        if not sequence:
+            page(rows)
 
 
 def page(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -1,6 +1,6 @@
 """Makes the submodule that one rank runs where the ranks of a replica share it."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, final
 
@@ -50,7 +50,7 @@ class SharedSubmodule:
     ) -> None:
         self._shards: Mapping[str, SubmoduleShards] = {each.submodule: each for each in shards}
         self._team, self._slice_of, self._border = team, slice_of, AROUND
-        self._gathers = False
+        self._gathering: frozenset[str] = frozenset()
         self._sequence = {each.submodule: each for each in sequence}
         self._left_whole = left_whole
         self._divided: dict[SequenceEntrance, SharedSubmodule] = {}
@@ -97,7 +97,8 @@ class SharedSubmodule:
         # Makes the parts of submodules that are called with shards.
         if entrance not in self._divided:
             made = SharedSubmodule([*self._shards.values()], self._team, self._slice_of)
-            made._border, made._gathers, made.made = BETWEEN, entrance == "heads", self.made
+            made._border, made.made = BETWEEN, self.made
+            made._gathering = gathering(self._shards.values()) if entrance == "heads" else frozenset()
             self._divided[entrance] = made
         return self._divided[entrance]
 
@@ -116,8 +117,7 @@ class SharedSubmodule:
         if shards is not None and isinstance(module, nn.MultiheadAttention):
             return self._noted(module, self._attention(module, path))
         border = self._border
-        gathers = self._gathers and shards is not None
-        self._border = GATHERED if gathers else border
+        self._border = GATHERED if path in self._gathering else border
         changed = {
             name: made
             for name, child in module.named_children()
@@ -129,11 +129,12 @@ class SharedSubmodule:
         made = rebuilt(module, changed)
         if shards is not None:
             for part in (made, *changed.values()):  # these are new, and none of the user's
-                self._divide(part)
+                self._divide(part.module if isinstance(part, Gathered) else part)
             if hasattr(module, "has_relative_attention_bias"):
                 heads: Any = module
                 made = SharedBiasAttention(self._noted(module, made), heads.n_heads, self._team)
-        return Gathered(self._noted(module, made), self._team) if gathers else self._noted(module, made)
+        noted = self._noted(module, made)
+        return Gathered(noted, self._team) if path in self._gathering else noted
 
     def _noted(self, module: nn.Module, made: nn.Module) -> nn.Module:
         made.training = module.training
@@ -198,6 +199,15 @@ class SharedSubmodule:
     def _piece(self, parameter: str, dimension: int, start: int, length: int) -> ParameterSlice:
         first, stop = own_range(length, self._team.size, self._team.position)
         return ParameterSlice(parameter=parameter, dimension=dimension, start=start + first, stop=start + stop)
+
+
+def gathering(shards: Iterable[SubmoduleShards]) -> frozenset[str]:
+    """Return the submodules of attention that compute heads: the innermost ones around their columns."""
+    listed = [*shards]
+    heads = [each.submodule for each in listed if each.style == "heads"]
+    columns = [each.submodule.rpartition(".")[0] for each in listed if each.style == "column"]
+    inside = ([each for each in columns if f"{each}.".startswith(f"{path}.")] for path in heads)
+    return frozenset(min(found, key=len) for found in inside if found)
 
 
 def has_dropout(module: nn.Module) -> bool:

@@ -26,6 +26,8 @@ from graphpipe.run.meeting.peer_loss import Loss, Waiting, translate_loss
 from graphpipe.run.meeting.reachability import Reachability
 from graphpipe.run.meeting.rendezvous_store import bound_store, is_address
 
+_REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""Torch 2.13 has it under another name."""
 BACKEND_MARGIN = timedelta(seconds=30)
 """How much longer the backend of devices waits, whose watchdog ends the process. Signs of life end sooner, by name."""
 
@@ -142,7 +144,7 @@ class World:
             if group is None:
                 return tensor[0]
             found = torch.empty_like(tensor[0])
-            dist.reduce_scatter_tensor(found, tensor, group=group)
+            _REDUCE_SCATTER(found.view(-1), tensor.view(-1), group=group)
             return found
 
     def open_pairs(self, pairs: Iterable[Pair]) -> None:

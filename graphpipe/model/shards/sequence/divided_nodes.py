@@ -111,8 +111,9 @@ class _Division:
                     remedy=f"Pad the samples to a multiple of {self.ranks}, or plan without sequence_parallel.",
                 )
         follows = any(each in self.returning for each in values) or self._leads(node)
-        if str(node.target) not in self.shared and not follows:
-            return
+        widens = sum(map(self._width, sequences)) > sum(map(self._width, values))
+        if str(node.target) not in self.shared and (widens or not follows):
+            return  # wide results, such as logits, would take longer to gather than to compute
         self.reading.add(node)
         self.scattered |= {(each, node) for each in values if each not in self.returning}
         self.summed |= {*module.summed}
@@ -165,6 +166,9 @@ class _Division:
         """Return whether it also has a gradient: others, such as the angles of positions, are read whole."""
         reading = self.readings[node]
         return self.is_value(node) and reading.requires_grad and reading.dtype.is_floating_point
+
+    def _width(self, node: fx.Node) -> int:
+        return (self.readings[node].shape or (0,))[-1]
 
     def _length(self, node: fx.Node) -> int:
         shape = self.readings[node].shape or ()

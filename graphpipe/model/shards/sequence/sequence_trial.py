@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from graphpipe.graph import SequenceEntrance, SequenceModule, SubmoduleShards
 from graphpipe.model.shards.drawn import Call, drawn_call, near, slice_of, with_drawn
 from graphpipe.model.shards.sequence.exchange import POSITIONS
-from graphpipe.model.shards.shared_submodule import SharedSubmodule
+from graphpipe.model.shards.shared_submodule import SharedSubmodule, gathering
 from graphpipe.model.shards.trial import MOST, computed_by_two
 from graphpipe.model.torch_private import TreeSpec, flatten, unflatten
 
@@ -48,7 +48,7 @@ def try_sequence(
         wanted = _computed(whole, drawn, whole)
     except Exception:  # any error of a forward that does not take drawn values
         return None
-    if not wanted.halvable:
+    if not wanted.halvable or not (shards or any(wanted.sequences)):
         return None
     for entrance in entrances:
         found = _tried(whole, path, shards, entrance, drawn, wanted)
@@ -72,11 +72,12 @@ def _summed(
     prefix = f"{path}." if path else ""
     styles = {each.submodule: each.style for each in shards}
     heads = [each for each, style in styles.items() if style == "heads"]
+    gathered = gathering(shards) if entrance == "heads" else frozenset[str]()
     behind = {f"{each}.out_proj" for each in heads if isinstance(_part(module, path, each), nn.MultiheadAttention)}
     for name, part in module.named_modules():
         full = (prefix + name).rstrip(".")
         row = full in behind or styles.get(full) == "row"
-        inside = entrance == "heads" and any(full == each or full.startswith(f"{each}.") for each in heads)
+        inside = any(full == each or full.startswith(f"{each}.") for each in gathered)
         whole = styles.get(full) in (None, "heads") and not (inside or isinstance(part, nn.MultiheadAttention))
         for own, parameter in part.named_parameters(recurse=False):
             if parameter.ndim == 1 if row else whole:  # a row's bias is added to shards
