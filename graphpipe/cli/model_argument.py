@@ -46,6 +46,8 @@ def read_model_argument(
     *,
     fused_attention: bool = False,
     shares: bool = False,
+    sequence: bool = False,
+    measured: str = "",
 ) -> ModelArgument:
     """Read a graph from a file or from the package, or make a model and capture it.
 
@@ -56,6 +58,8 @@ def read_model_argument(
         precision: of the forwards in training.
         fused_attention: as for `capture`, if the model is captured here.
         shares: find how devices can share its operators. A graph file says so itself, or has no such operators.
+        sequence: also find how they can divide the sequence.
+        measured: fingerprint of the graph whose costs are given. Its operators stay as they are.
 
     Raises:
         InvalidInput: there is no such model (the message names the nearest one), or it cannot be read or captured.
@@ -92,5 +96,5 @@ def read_model_argument(
         if shares:
             from graphpipe.model.shards.with_shards import captured_with_shards
 
-            captured = captured_with_shards(captured, model.module)
+            captured = captured_with_shards(captured, model.module, sequence_parallel=sequence, measured=measured)
     return ModelArgument(graph=captured.graph, module=model.module, captured=captured)

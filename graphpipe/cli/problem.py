@@ -28,7 +28,16 @@ def read_problem(args: argparse.Namespace, *, shares: bool = False) -> tuple[Pro
     costs = CostTable.load(args.costs) if args.costs else None
     cache, fused = cache_folder() if args.cache else None, not cluster.on_processors
     shares = shares or getattr(args, "tensor", 1) != 1 or (costs is not None and any(row.shared for row in costs.rows))
-    model = read_model_argument(args.model, cache, args.look_into, args.precision, fused_attention=fused, shares=shares)
+    model = read_model_argument(
+        args.model,
+        cache,
+        args.look_into,
+        args.precision,
+        fused_attention=fused,
+        shares=shares,
+        sequence=getattr(args, "sequence_parallel", False),
+        measured=costs.graph_fingerprint if costs else "",
+    )
     graph = model.graph
     if costs:
         warn_of_units(CostModel(graph, costs, cluster), args.costs)

@@ -32,9 +32,9 @@ class SubmoduleShards:
     """Of how many parts, one after the other, each rank has its share: 3 for queries, keys and values in one layer."""
 
 
-SequenceEntrance = Literal["layers", "heads"]
+SequenceEntrance = Literal["layers", "modules"]
 """Where a submodule that works on shards of the sequence gathers them: where its `layers` begin that ranks share, or
-where its attention (`heads`) begins, whose forward reads the length of the sequence before these layers."""
+where the `modules` begin that hold these layers, such as attention whose forward reads the length before its layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,21 +71,31 @@ def captured_with_costs(
         by_hand = load_hand_plan(Path(config.folder) / settings.stages)  # refuses a bad file before profiling
         shares = shares or any(stage.tensor > 1 for stage in by_hand.stages)
     check_asked(settings, config.train.batch_size)  # before profiling, which takes a while
+    given = _given_costs(config)
+    shares = shares or (given is not None and any(row.shared for row in given.rows))
     with waiting("capturing the model"):
         names = tuple(name.strip() for name in settings.look_into.split(",") if name.strip())
         precision = config.train.precision
-        cache, given = _cache(config), task.graph
+        cache = _cache(config)
         captured = cached_capture(
             task.model,
             task.example_inputs,
             cache,
             split=names,
             precision=precision,
-            graph=given,
+            graph=task.graph,
             fused_attention=not cluster.on_processors,
         )
         if shares:
-            captured = captured_with_shards(captured, task.model)
+            captured = captured_with_shards(
+                captured,
+                task.model,
+                sequence_parallel=settings.sequence_parallel,
+                measured="" if given is None else given.graph_fingerprint,
+            )
+    if given is not None:
+        warn_of_units(CostModel(captured.graph, given, cluster), str(Path(config.folder) / settings.costs))
+        return captured, given
     return captured, _costs(config, task, captured, cluster, tell)
 
 
@@ -171,17 +181,19 @@ def _cache(config: TrainConfig) -> Path | None:
     return cache_folder() if config.plan.cache else None
 
 
+def _given_costs(config: TrainConfig) -> CostTable | None:
+    """Return the costs that the configuration names; None: they are estimated or measured."""
+    if config.plan.costs in ("estimate", "profile"):
+        return None
+    return CostTable.load(Path(config.folder) / config.plan.costs)
+
+
 def _costs(
     config: TrainConfig, task: Task, captured: Captured, cluster: Cluster, tell: Callable[[str], None]
 ) -> CostTable:
     graph = captured.graph
     if config.plan.costs == "estimate":
         return estimate(graph, cluster)
-    if config.plan.costs != "profile":
-        path = Path(config.folder) / config.plan.costs
-        costs = CostTable.load(path)
-        warn_of_units(CostModel(graph, costs, cluster), str(path))
-        return costs
     tell(f"profiling {len(graph.ops)} operators as they will run on {cluster.name}")
     size = config.train.batch_size
     inputs, targets = first_samples(task, min(size, _PROFILED), size, config.train.seed)

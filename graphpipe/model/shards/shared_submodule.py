@@ -98,7 +98,7 @@ class SharedSubmodule:
         if entrance not in self._divided:
             made = SharedSubmodule([*self._shards.values()], self._team, self._slice_of)
             made._border, made.made = BETWEEN, self.made
-            made._gathering = gathering(self._shards.values()) if entrance == "heads" else frozenset()
+            made._gathering = gathering(self._shards.values()) if entrance == "modules" else frozenset()
             self._divided[entrance] = made
         return self._divided[entrance]
 
@@ -202,12 +202,8 @@ class SharedSubmodule:
 
 
 def gathering(shards: Iterable[SubmoduleShards]) -> frozenset[str]:
-    """Return the submodules of attention that compute heads: the innermost ones around their columns."""
-    listed = [*shards]
-    heads = [each.submodule for each in listed if each.style == "heads"]
-    columns = [each.submodule.rpartition(".")[0] for each in listed if each.style == "column"]
-    inside = ([each for each in columns if f"{each}.".startswith(f"{path}.")] for path in heads)
-    return frozenset(min(found, key=len) for found in inside if found)
+    """Return the submodules that hold columns, and so begin what ranks share."""
+    return frozenset(each.submodule.rpartition(".")[0] for each in shards if each.style == "column")
 
 
 def has_dropout(module: nn.Module) -> bool:

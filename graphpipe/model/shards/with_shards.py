@@ -59,7 +59,9 @@ def with_shards(
     return replace(graph, ops=tuple(replace(op, shards=found.get(op.name)) for op in graph.ops))
 
 
-def captured_with_shards(captured: Captured, model: nn.Module, *, sequence_parallel: bool = False) -> Captured:
+def captured_with_shards(
+    captured: Captured, model: nn.Module, *, sequence_parallel: bool = False, measured: str = ""
+) -> Captured:
     """Return a capture whose graph says how ranks can share its operators.
 
     Submodules of which ranks share several layers become operators, if their layers were operators of their own.
@@ -68,12 +70,13 @@ def captured_with_shards(captured: Captured, model: nn.Module, *, sequence_paral
         captured: the model.
         model: the same.
         sequence_parallel: as in `with_shards`.
+        measured: fingerprint of the graph whose costs are known. If it is this one, its operators stay as they are.
 
     Raises:
         InvalidInput: as `capture`.
     """
     origin, parted = captured.graph.origin, parted_layers(captured, find_layout(model))
-    if origin is not None and parted:
+    if origin is not None and parted and captured.graph.fingerprint != measured:
         captured = capture_again(model, captured.graph.inputs, replace(origin, opaque=(*origin.opaque, *parted)))
     return replace(captured, graph=with_shards(captured.graph, model, sequence_parallel=sequence_parallel))
 

@@ -1,6 +1,7 @@
-"""A training that profiles measures the numbers of devices per replica that its plan may have."""
+"""A training finds the layouts of a plan that may share replicas, and measures the numbers of devices it may have."""
 
 import json
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from torch import nn
 
 import graphpipe as gp
 from graphpipe.costs.analytic import estimate
+from graphpipe.model.capture.capture import capture_nodes
+from graphpipe.model.shards.with_shards import captured_with_shards
 from graphpipe.training.config.from_toml import read_config
-from graphpipe.training.make_plan import captured_with_costs
+from graphpipe.training.make_plan import captured_with_costs, plan_with_costs
 
 SETTINGS = """
 task = 'tiny.py:task'
@@ -62,3 +65,43 @@ def test_the_degrees_that_the_plan_may_have_are_measured(
     config = read_config(tmp_path / "own.toml", [asked])
     captured_with_costs(config, task(), gp.Cluster.resolve(config.cluster), lambda _: None)
     assert found == [measured]
+
+
+class Block(nn.Module):
+    """Two layers that are operators of their own, because the block has a submodule with parameters beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, 8), nn.GELU())
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return self.down(nn.functional.gelu(self.up(self.inner(values) + values)))
+
+
+@pytest.mark.parametrize("tensor", [(1,), (1, 2)], ids=["of one device", "of two devices"])
+@pytest.mark.parametrize("asked", [1, 2, "auto"])
+def test_given_costs_are_those_of_the_operators_of_the_training(
+    tensor: tuple[int, ...], asked: int | str, tmp_path: Path
+) -> None:
+    # Layouts join operators. A training with a file of costs once joined them whatever the file had been measured for,
+    # and did not where devices share none, so that the file was refused.
+    data = torch.utils.data.TensorDataset(torch.randn(8, 8), torch.randn(8, 8))
+    model = nn.Sequential(Block(), Block())
+    own = gp.Task(module=model, example_inputs=torch.randn(2, 8), loss_fn=nn.functional.mse_loss, dataset=data)
+    captured = capture_nodes(model, torch.randn(2, 8))
+    if tensor != (1,):
+        captured = captured_with_shards(captured, model)
+    table = estimate(captured.graph, gp.Cluster.preset("local:4"))
+    rows = tuple(replace(row, shared=(replace(row, ranks=2),)) if 2 in tensor else row for row in table.rows)
+    replace(table, rows=rows).save(tmp_path / "costs.json")
+    (tmp_path / "own.toml").write_text(SETTINGS.replace("'profile'", "'costs.json'"))
+    config = read_config(tmp_path / "own.toml", [f"plan.tensor={asked!r}"])
+    cluster = gp.Cluster.resolve(config.cluster)
+    found, costs = captured_with_costs(config, own, cluster, lambda _: None)
+    assert found.graph.fingerprint == costs.graph_fingerprint == captured.graph.fingerprint
+    shares = [op for op in found.graph.ops if op.shards is not None]
+    assert bool(shares) == (2 in tensor)  # apart, no operator has both layers
+    if 2 in tensor:
+        planned = plan_with_costs(config, found.graph, costs, cluster)
+        assert planned.shares_replicas or asked != 2

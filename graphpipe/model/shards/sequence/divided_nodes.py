@@ -15,11 +15,12 @@ from graphpipe.graph import SequenceModule
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph, mode_dropout
 from graphpipe.model.capture.reading import Reading
 from graphpipe.model.split.submodules import DividedNodes
+from graphpipe.model.torch_private import leaf
 
 _aten = torch.ops.aten
-_LIKE_POINTWISE = frozenset(
-    [operator.getitem, mode_dropout, _aten._to_copy.default, _aten.to.dtype, _aten.alias.default]
-)
+_LEAVES = frozenset([operator.getitem, leaf])
+"""Take one of what a call returns."""
+_LIKE_POINTWISE = frozenset([*_LEAVES, mode_dropout, _aten._to_copy.default, _aten.to.dtype, _aten.alias.default])
 _STATEFUL = ("written_by", "writes", "changes", "checks")
 """What nodes note that write."""
 
@@ -97,7 +98,7 @@ class _Division:
     def _add_call(self, node: fx.Node, module: SequenceModule) -> None:
         values = [each for each in node.all_input_nodes if self.is_sequence(each)]
         results = [node] if self.readings[node].shape is not None else [*node.users]
-        if any(each.target is not operator.getitem for each in results if each is not node):
+        if any(each.target not in _LEAVES for each in results if each is not node):
             return
         sequences = [each for each in results if self.is_sequence(each)]
         unlike = any(each in self.returning and each not in values for each in node.all_input_nodes)
@@ -130,14 +131,14 @@ class _Division:
 
     def _add_glue(self, node: fx.Node) -> None:
         function, length = node.target, self._length(node)
-        if function is operator.getitem and self.readings[node.all_input_nodes[0]].shape is None:
+        if function in _LEAVES and self.readings[node.all_input_nodes[0]].shape is None:
             self.reading.add(node)  # of what a call returns
             if self.is_sequence(node):
                 self.returning.add(node)
             return
         tags = getattr(function, "tags", ())
         plain = torch.Tag.pointwise in tags or function in _LIKE_POINTWISE
-        if function is operator.getitem or not plain or not length or not self.is_value(node) or length % self.ranks:
+        if function in _LEAVES or not plain or not length or not self.is_value(node) or length % self.ranks:
             return
         scattered: set[tuple[fx.Node, fx.Node]] = set()
         copied: list[fx.Node] = []

@@ -269,8 +269,9 @@ class _Measuring:
             if any(count for count, _ in sums.values()):
                 alike.setdefault(kind, sums)
             sums = alike.get(kind, sums)  # layers that are alike are run once
-            read = [each for node in mine for each in (node, *node.all_input_nodes)]
-            shapes = [readings[each].shape or () for each in read if len(readings[each].sample_shape or ()) == 2]
+            values = [each for node in mine for each in (node, *node.all_input_nodes) if each in divided.returning]
+            values += [value for value, reader in divided.scattered if reader in mine]
+            shapes = [shape for each in values if (shape := readings[each].shape) is not None]
             called = {str(node.target): None for node in mine if node.op == "call_module"}
             found[name] = SequenceShards(
                 most=gcd(*(shape[POSITIONS] for shape in shapes)),

@@ -33,12 +33,10 @@ def try_sequence(
         path: in the model.
         shards: how ranks share its layers.
         call: arguments whose tensors have the shapes and dtypes of real ones.
-        untried: whether it is too much work to try it. Attention then gathers shards first, which any forward takes;
-            a submodule of which ranks share nothing is not divided.
+        untried: whether it is too much work to try it. Modules then gather shards, which more forwards take, and a
+            submodule of which ranks share nothing is not divided.
     """
-    heads = [_part(module, path, each.submodule) for each in shards if each.style == "heads"]
-    attends = any(not isinstance(each, nn.MultiheadAttention) for each in heads)
-    entrances: tuple[SequenceEntrance, ...] = ("layers", "heads") if attends else ("layers",)
+    entrances: tuple[SequenceEntrance, ...] = ("layers", "modules") if gathering(shards) else ("layers",)
     if untried or sum(each.numel() for each in module.parameters()) > MOST:
         last = entrances[-1]
         return _found(module, path, shards, last) if shards and _halvable(call) else None
@@ -72,7 +70,7 @@ def _summed(
     prefix = f"{path}." if path else ""
     styles = {each.submodule: each.style for each in shards}
     heads = [each for each, style in styles.items() if style == "heads"]
-    gathered = gathering(shards) if entrance == "heads" else frozenset[str]()
+    gathered = gathering(shards) if entrance == "modules" else frozenset[str]()
     behind = {f"{each}.out_proj" for each in heads if isinstance(_part(module, path, each), nn.MultiheadAttention)}
     for name, part in module.named_modules():
         full = (prefix + name).rstrip(".")
