@@ -51,6 +51,7 @@ class _NodeRecord:
     dtype: Any
     requires_grad: bool
     changes: tuple[str, ...] = ()
+    shape: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +148,13 @@ def _record(node: fx.Node, captured: Captured) -> _NodeRecord:
         sample_shape=reading.sample_shape,
         dtype=encode(reading.dtype),
         requires_grad=reading.requires_grad,
+        shape=_known(reading.shape),
     )
+
+
+def _known(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    # A number of rows that depends on values is torch's SymInt.
+    return shape if shape is not None and all(type(size) is int for size in shape) else None
 
 
 def _nodes(record: _CaptureRecord, where: str) -> dict[str, fx.Node]:
@@ -197,6 +204,7 @@ def _captured(
                 sample_shape=entry.sample_shape,
                 dtype=decode(entry.dtype, nodes, where),
                 requires_grad=entry.requires_grad,
+                shape=entry.shape,
             )
             for node, entry in by_node.items()
         },
