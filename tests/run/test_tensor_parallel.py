@@ -7,9 +7,21 @@ from typing import Any
 import pytest
 import torch
 from run_ranks import run_ranks, values
-from run_tensor_parallel import MODELS, Case, Cut, captured_of, plan_of, train, train_all, train_plainly
+from run_tensor_parallel import (
+    LENGTH,
+    MODELS,
+    SAMPLES,
+    Case,
+    Cut,
+    captured_of,
+    plan_of,
+    train,
+    train_all,
+    train_plainly,
+)
 
 import graphpipe as gp
+from graphpipe.costs.ranks.rank_graph import rank_graph
 from graphpipe.graph import ParameterSlice
 from graphpipe.model.capture_file.capture_file import save_capture
 
@@ -25,6 +37,7 @@ GPT_UNEQUAL: Cut = [
     (["layers.1*", "head*"], [2], 1, 1),
 ]
 """Two ranks that share a stage, and one that does not."""
+GROUPED_ONE: Cut = [(["*"], [0, 1, 2, 3], 2, 4)]
 GROUPED_TWO: Cut = [
     (["embedding", "attention"], [0, 1], 2, 2),
     (["feed_forward", "last*", "head*"], [2, 3], 2, 2),
@@ -44,6 +57,8 @@ CASES = {
     "sequence": ("gpt", GPT_TWO),
     "sequence, unequal": ("gpt", GPT_UNEQUAL),
     "sequence, replicas": ("gpt", GPT_REPLICAS),
+    "alone": ("grouped", GROUPED_ONE),
+    "sequence, alone": ("grouped", GROUPED_ONE),
     "sequence, grouped queries": ("grouped", GROUPED_TWO),
     "sequence, split backward": ("gpt", GPT_TWO),
     "sequence, recomputed": ("grouped", GROUPED_TWO),
@@ -86,6 +101,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory, saved: Path) -> dict[str, 
     cases["resumed"] = replace(cases["replicas"], resume=str(saved / "steps"))
     cases["clipped"] = replace(cases["grouped queries"], options={"clip_norm": 0.5})
     cases["dropout"] = replace(cases["grouped queries"], dropout=0.5)
+    cases["sequence, dropout"] = replace(cases["sequence, grouped queries"], dropout=0.5)
+    cases["sequence, resumed"] = replace(cases["sequence, replicas"], resume=str(saved / "steps"))
     cases["sharded state"] = replace(cases["resumed"], options={"shard_optimizer": True}, folder=str(saved / "more"))
     by_rank = values(run_ranks(train_all, 4, tmp_path_factory.mktemp("ranks"), [*cases.values()]))
     return {name: [found[at] for found in by_rank] for at, name in enumerate(cases)}
@@ -114,11 +131,34 @@ def test_a_rank_holds_about_half_of_the_parameters(trained: dict[str, list[dict[
     assert sum(found["held"] for found in trained["two stages"]) <= 2 * 0.62 * whole
 
 
+@pytest.mark.parametrize("case", ["replicas", "alone"])
+def test_ranks_that_divide_the_sequence_save_less(trained: dict[str, list[dict[str, Any]]], case: str) -> None:
+    saved: dict[str, float] = {}
+    for name in (case, f"sequence, {case}"):
+        plan, found = plan_case(name), trained[name][0]["saved"]
+        part = rank_graph(plan.graph, 2)
+        saved[name] = found
+        assert found == pytest.approx(SAMPLES * sum(op.work.saved_bytes_per_sample for op in part.ops), rel=0.10)
+    assert saved[f"sequence, {case}"] < 0.9 * saved[case]
+
+
+def test_ranks_drop_other_values_everywhere_where_they_divide_the_sequence(
+    trained: dict[str, list[dict[str, Any]]],
+) -> None:
+    one, other = (found["dropped"] for found in trained["sequence, dropout"][2:])
+    assert len(one) == len(other) > 4
+    assert all(each.shape[1] == LENGTH / 2 for each in (one[1], other[1]))  # behind the layers there are shards
+    assert not any(torch.equal(one[at], other[at]) for at in range(4))
+    gradients = [found["gradients"]["last.norm.weight"] for found in trained["sequence, dropout"][2:]]
+    assert torch.equal(*gradients)  # although each rank had those of its positions
+
+
 def test_a_checkpoint_of_shared_layers_continues_under_another_plan(
     trained: dict[str, list[dict[str, Any]]], saved: Path
 ) -> None:
     plain = train_plainly("gpt", 4)
     assert trained["resumed"][0]["losses"] == pytest.approx(plain["losses"][2:], rel=1e-12)
+    assert trained["sequence, resumed"][0]["losses"] == pytest.approx(plain["losses"][2:], rel=1e-12)
     alone = train(Case(name="gpt", plan=plan_of("gpt", GPT_UNEQUAL), resume=str(saved / "steps")))
     assert alone["losses"] == pytest.approx(plain["losses"][2:], rel=1e-12)
 

@@ -203,6 +203,7 @@ def train(case: Case) -> dict[str, Any]:
     with gp.Pipeline(case.plan, model, loss_fn, sgd, options=options) as pipeline:
         if case.resume:
             gp.Checkpoints(pipeline, case.resume).load()
+        found["saved"] = saved_bytes(pipeline, batch()[0]) if len(case.plan.stages) == 1 else 0
         for step in range(pipeline.steps, pipeline.steps + case.steps):
             inputs, targets = batch(step)
             found["losses"].append(pipeline.step({"tokens": inputs}, targets))
@@ -218,6 +219,21 @@ def train(case: Case) -> dict[str, Any]:
         pipeline.sync_model()
         found["state"] = {key: value.clone() for key, value in model.state_dict().items()}
     return found
+
+
+def saved_bytes(pipeline: gp.Pipeline, tokens: Tensor) -> int:
+    """Return the bytes that a forward of the whole model keeps for its backward on this rank, without parameters."""
+    (replica,) = pipeline._worker.replicas.values()
+    others = {each.untyped_storage().data_ptr() for each in (*replica.module.parameters(), tokens)}
+    kept: dict[int, Tensor] = {}
+
+    def save(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        replica.program({"tokens": tokens})
+    return sum(each.untyped_storage().nbytes() for place, each in kept.items() if place not in others)
 
 
 def drop(model: nn.Module, rate: float) -> list[Tensor]:
