@@ -97,7 +97,7 @@ def check_tensor(plan: Plan, engine: str) -> None:
         elif stage.regions and any(region.backend != "eager" for region in stage.regions):
             problem, remedy = f"backend {stage.regions[0].backend} runs operators", "Run them in PyTorch."
         elif plan.weights != "flush" and dividing_sequence(plan.graph, stage.ops, stage.tensor):
-            problem = f"divide the sequence, and the weight policy is '{plan.weights}'"
+            problem = f"they divide the sequence, and the weight policy is '{plan.weights}'"
             remedy = "Choose the weight policy 'flush', or plan without sequence_parallel."
         if problem:
             raise InvalidInput(
