@@ -51,6 +51,7 @@ MODULES = {
     "requests": "running.requests.requests",
     "gpu": "running.predicted.gpu",
     "shared": "running.shared.shared",
+    "shared-degrees": "running.shared.degrees",
     "layout": "running.shared.layout",
     "rank-gradients": "families.rank_gradients",
     "tensor-gradients": "families.tensor_gradients",

@@ -13,7 +13,6 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Self
-from weakref import ref
 
 import torch
 from torch import Tensor
@@ -97,19 +96,20 @@ class Entrance:
 
     def __init__(self, team: ShardTeam, border: Border) -> None:
         self.team, self.border = team, border
-        self._last: tuple[ref[Tensor], ref[Tensor]] | None = None
 
     def enter(self, values: Tensor) -> Tensor:
         """Return the values as layers read them."""
         if not torch.is_grad_enabled():  # what enters now has no gradient for a later call with the same values
             return self.border.enter(values, self.team)
-        if self._last is not None:
-            before, entered = (each() for each in self._last)
-            if before is values and entered is not None:
-                return entered
-        entered = self.border.enter(values, self.team)
-        self._last = ref(values), ref(entered)
-        return entered
+        # The tensor refers to what it has become, because the graph may not: layers save views of it. What enters does
+        # not refer back, so both go when the forward is done with the tensor.
+        entered: dict[Entrance, Tensor] = vars(values).setdefault("_graphpipe_entered", {})
+        if self not in entered:
+            found = self.border.enter(values, self.team)
+            if found is values:
+                return values
+            entered[self] = found
+        return entered[self]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Entrance":
         return memo.setdefault(id(self), Entrance(self.team, self.border))

@@ -97,6 +97,12 @@ def test_work_and_sums_are_those_of_megatron() -> None:
     assert head.forward_bytes_per_sample == 4.0 * LENGTH * WORDS / 2  # a gather: half of what a sum moves
 
 
+def test_layers_that_read_the_same_values_sum_one_gradient() -> None:
+    # The graph keeps views of what enters the layers. Queries, keys and values once summed a gradient each.
+    (found,) = shards_of(nn.Sequential(nn.Linear(HIDDEN, HIDDEN), NormedHeads(whole=False)), VALUES).values()
+    assert (found.backward_reductions, found.backward_bytes_per_sample) == (1, 4.0 * LENGTH * HIDDEN)
+
+
 def test_a_graph_keeps_its_fingerprint_and_its_file_holds_the_layouts(tmp_path: Any) -> None:
     found = shared_gpt()
     assert found.fingerprint == captured_gpt().fingerprint
