@@ -26,7 +26,7 @@ from graphpipe.run.meeting.peer_loss import Loss, Waiting, translate_loss
 from graphpipe.run.meeting.reachability import Reachability
 from graphpipe.run.meeting.rendezvous_store import bound_store, is_address
 
-_REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # pyright: ignore[reportDeprecated]
 """Torch 2.13 has it under another name."""
 BACKEND_MARGIN = timedelta(seconds=30)
 """How much longer the backend of devices waits, whose watchdog ends the process. Signs of life end sooner, by name."""

@@ -5,6 +5,7 @@ The graph of the model is measured as one of two ranks computes it. Half of what
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import gcd
 from typing import Any
 
@@ -82,7 +83,7 @@ def _modules(model: nn.Module, captured: Captured, found: Mapping[str, OpShards]
                 continue
             path = str(node.target)
             module, mine = model.get_submodule(path), _inside(shards, path)
-            kind = _kind(module, path, mine, call)
+            kind = op.work, _kind(module, path, mine, call)
             if kind not in known:
                 # One of a kind is tried, under a path that stands for all.
                 untried = op.work.flops_per_sample > TRIED
@@ -93,6 +94,10 @@ def _modules(model: nn.Module, captured: Captured, found: Mapping[str, OpShards]
                 summed = tuple(first[id(own[name])] for name in names)
                 modules[path] = replace(tried, submodule=path, summed=summed)
     return modules
+
+
+def _begin(team: CountingTeam, path: str, *_: object) -> None:
+    team.begin(path)
 
 
 def _inside(shards: Sequence[SubmoduleShards], path: str) -> list[SubmoduleShards]:
@@ -183,7 +188,7 @@ class _Measuring:
                     if node.op == "call_module" and (node in divided.reading or _inside(shards, path)):
                         own = traced.fake.get_submodule(path)
                         part = self._part(made, node, own, divided)
-                        part.register_forward_pre_hook(lambda *_, team=team, path=path: team.begin(path))
+                        part.register_forward_pre_hook(partial(_begin, team, path))
                         parent = traced.fake.get_submodule(path.rpartition(".")[0])
                         setattr(parent, path.rpartition(".")[2], part)
                         replaced.append((parent, path.rpartition(".")[2], own))

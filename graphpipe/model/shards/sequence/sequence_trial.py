@@ -92,7 +92,7 @@ class _Computed:
 
     outputs: list[Tensor]
     spec: TreeSpec
-    arguments: list[Tensor | None]
+    arguments: Sequence[Tensor | None]
     """Gradients of the arguments that have one."""
     parameters: dict[str, Tensor | None]
     """Gradients of the parameters that are not divided."""
