@@ -28,7 +28,7 @@ TRAINING: dict[str, Any] = {
     "offload_to": "neighbours",
 }
 """Another value of each field that planners may follow."""
-AROUND = {"tensor", "effort"}
+AROUND = {"tensor", "sequence_parallel", "effort"}
 """Fields that `plan` follows around the planners that declare them (test_choose_ranks.py, test_effort.py)."""
 BY_PLANNER = [(planner, field) for planner in planner_names(trains=True) for field in TRAINING]
 HONOURED = [(planner, field) for planner, field in BY_PLANNER if field in PLANNERS[planner].honours]

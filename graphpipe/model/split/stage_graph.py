@@ -88,9 +88,9 @@ class _Conversions:
         """Convert a value for the nodes that will read it."""
         readers = [None if user.op == "output" else user for user in value.users if user in self.inside]
         readers += [None] if value in self.sent else []
-        ways = {reader: self.divided.conversion(value, reader) for reader in readers}
-        for how in dict[Conversion | None, None].fromkeys(ways.values()):
-            if how is not None:
+        for reader in readers:
+            how = self.divided.conversion(value, reader)
+            if how is not None and (value, how) not in self.converted:
                 made = self.graph.call_module(f"sequence.{how}", (self.env[value],))
                 made.meta["conversion"] = how
                 if "region" in self.env[value].meta:
