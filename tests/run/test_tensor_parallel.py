@@ -32,6 +32,8 @@ GPT_TWO: Cut = [
 """Two stages of two ranks each."""
 GPT_REPLICAS: Cut = [(["*"], [0, 1, 2, 3], 2, 2)]
 """One stage: two replicas of two ranks."""
+GPT_REVERSED: Cut = [(["*"], [1, 0, 3, 2], 2, 2)]
+"""The first position of each replica is on the second of its ranks."""
 GPT_UNEQUAL: Cut = [
     (["embedding", "layers.0*"], [0, 1], 2, 2),
     (["layers.1*", "head*"], [2], 1, 1),
@@ -57,6 +59,7 @@ CASES = {
     "sequence": ("gpt", GPT_TWO),
     "sequence, unequal": ("gpt", GPT_UNEQUAL),
     "sequence, replicas": ("gpt", GPT_REPLICAS),
+    "sequence, reversed": ("gpt", GPT_REVERSED),
     "alone": ("grouped", GROUPED_ONE),
     "sequence, alone": ("grouped", GROUPED_ONE),
     "sequence, grouped queries": ("grouped", GROUPED_TWO),

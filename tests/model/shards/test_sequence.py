@@ -12,6 +12,7 @@ from torch.nn import functional
 import graphpipe as gp
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph, OpShards
+from graphpipe.model.shards.sequence import find_sequence
 from graphpipe.model.zoo.blocks import FeedForward
 from graphpipe.model.zoo.gpt import Gpt, GptShape
 
@@ -112,6 +113,21 @@ def test_where_shards_are_gathered(kind: Any, entrance: str | None) -> None:
     found = [op.shards.sequence for op in graph.ops if op.shards is not None and op.shards.sequence is not None]
     entrances = {each.entrance for sequence in found for each in sequence.submodules if each.submodule == "1"}
     assert entrances == ({entrance} if entrance else set())
+
+
+def test_layers_that_are_too_large_to_try_gather_where_modules_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Which forwards take shards is then seen from shapes alone: a norm before the layers of one module does not.
+    monkeypatch.setattr(find_sequence, "TRIED", -1.0)
+    for kind, divides in ((ByLength, True), (FeedForward, False)):
+        block = kind() if kind is ByLength else FeedForward(HIDDEN, WIDE)
+        model = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), block, nn.Linear(HIDDEN, 2))
+        graph = gp.capture(model, torch.zeros(2, LENGTH, HIDDEN), opaque=["1"])
+        shards = gp.with_shards(graph, model, sequence_parallel=True)["1"].shards
+        assert shards is not None
+        assert (shards.sequence is not None) == divides
+        if shards.sequence is not None:
+            summed = {name for each in shards.sequence.submodules for name in each.summed}
+            assert summed == {"1.norm.weight", "1.norm.bias", "1.attention.o_proj.bias"}
 
 
 def test_an_odd_sequence_stays_whole() -> None:

@@ -86,7 +86,7 @@ def _modules(model: nn.Module, captured: Captured, found: Mapping[str, OpShards]
             kind = op.work, _kind(module, path, mine, call)
             if kind not in known:
                 # One of a kind is tried, under a path that stands for all.
-                untried = op.work.flops_per_sample > TRIED
+                untried = captured.readings[node].flops / SAMPLES[1] > TRIED
                 known[kind] = try_sequence(module, path, mine, call, untried=untried)
             tried = known[kind]
             if tried is not None:

@@ -38,8 +38,10 @@ def try_sequence(
     """
     entrances: tuple[SequenceEntrance, ...] = ("layers", "modules") if gathering(shards) else ("layers",)
     if untried or sum(each.numel() for each in module.parameters()) > MOST:
-        last = entrances[-1]
-        return _found(module, path, shards, last) if shards and _halvable(call) else None
+        if not shards or not _halvable(call):
+            return None
+        logits = any(each.style == "vocabulary-columns" for each in shards)
+        return _found(module, path, shards, entrances[-1], returns=not logits)
     try:
         whole = with_drawn(module).eval()
         drawn = drawn_call(call, _SAMPLES)
