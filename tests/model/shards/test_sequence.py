@@ -136,6 +136,22 @@ def test_an_odd_sequence_stays_whole() -> None:
     assert shards_of(model, LENGTH + 1) == {}
 
 
+class Twice(nn.Module):
+    """A block that is called with an even number of positions, then with an odd one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.block = nn.Linear(HIDDEN, HIDDEN), FeedForward(HIDDEN, WIDE)
+
+    def forward(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        values = self.first(values)
+        return self.block(values), self.block(values[:, 1:])
+
+
+def test_a_block_that_is_also_called_with_an_odd_length_stays_whole() -> None:
+    assert shards_of(Twice()) == {}
+
+
 def test_a_plan_asks_for_layouts_that_divide_the_sequence(tmp_path: Path) -> None:
     graph, cluster = shared_gpt(), gp.Cluster.preset("local:2")
     costs = gp.estimate(graph, cluster)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
+from graphpipe.errors import InvalidInput
 from graphpipe.graph import Op, OpShards, ParameterSlice, SequenceModule, SequenceShards, SubmoduleShards
 from graphpipe.model.capture.build_ops import MeasuredModel, build_ops, tensor_names
 from graphpipe.model.capture.capture import Captured, Traced
@@ -156,7 +157,10 @@ class _Measuring:
         shared = {path for path in self.modules for each in self.shards.values() if _inside(each.submodules, path)}
         held = held_by(self.model, captured.module_graph)
         nodes = [*captured.module_graph.graph.nodes]
-        divided = divided_nodes(nodes, captured.readings, self.modules, shared, _RANKS, held)
+        try:
+            divided = divided_nodes(nodes, captured.readings, self.modules, shared, _RANKS, held)
+        except InvalidInput:  # a submodule is called again, with a length that is odd
+            return None
         if not divided.reading:
             return {}
         self.teams = {op.name: CountingTeam() for op in captured.graph.ops}
