@@ -85,6 +85,7 @@ class SharedAttention(nn.Module):
             made = functional.linear(self.entrance.enter(values), weight, bias)
             made = made if self.batch_first else made.transpose(0, 1)
             found.append(made.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2))
+        self.entrance.forget()  # queries and keys may be different values
         return found
 
     def _mask(self, mask: Tensor | None, padding: Tensor | None, queries: Tensor) -> Tensor | None:

@@ -186,11 +186,13 @@ class SharedSubmodule:
         biases = () if given.in_proj_bias is None else self._parts(f"{path}.in_proj_bias", 0, 3 * width, 3)
         behind = self._noted(module.out_proj, self._row(module.out_proj, f"{path}.out_proj"))
         assert isinstance(behind, RowLinear)
-        return SharedAttention(module, weights, biases, behind, Entrance(self._team, self._border))
+        return SharedAttention(module, weights, biases, behind, Entrance(self._team, self._border, readers=3))
 
     def _entrance(self, path: str) -> Entrance:
         # Layers of one module often read the same values.
-        return self._entrances.setdefault(path.rpartition(".")[0], Entrance(self._team, self._border))
+        entrance = self._entrances.setdefault(path.rpartition(".")[0], Entrance(self._team, self._border))
+        entrance.readers += 1
+        return entrance
 
     def _parts(self, parameter: str, dimension: int, length: int, parts: int) -> tuple[nn.Parameter, ...]:
         whole = length // parts

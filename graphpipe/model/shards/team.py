@@ -92,27 +92,33 @@ class Entrance:
     Args:
         team: the ranks.
         border: around these layers.
+        readers: how many layers enter values here in a forward. What enters is kept for all of them, and no longer.
     """
 
-    def __init__(self, team: ShardTeam, border: Border) -> None:
-        self.team, self.border = team, border
+    def __init__(self, team: ShardTeam, border: Border, readers: int = 0) -> None:
+        self.team, self.border, self.readers = team, border, readers
+        self._last: tuple[Tensor, Tensor] | None = None
+        self._left = 0
 
     def enter(self, values: Tensor) -> Tensor:
         """Return the values as layers read them."""
         if not torch.is_grad_enabled():  # what enters now has no gradient for a later call with the same values
             return self.border.enter(values, self.team)
-        # The tensor refers to what it has become, because the graph may not: layers save views of it. What enters does
-        # not refer back, so both go when the forward is done with the tensor.
-        entered: dict[Entrance, Tensor] = vars(values).setdefault("_graphpipe_entered", {})
-        if self not in entered:
-            found = self.border.enter(values, self.team)
-            if found is values:
-                return values
-            entered[self] = found
-        return entered[self]
+        if self._last is not None and self._last[0] is values:
+            entered, self._left = self._last[1], self._left - 1
+        else:
+            entered, self._left = self.border.enter(values, self.team), self.readers - 1
+            self._last = values, entered
+        if self._left < 1:
+            self.forget()
+        return entered
+
+    def forget(self) -> None:
+        """Keep what has entered no longer."""
+        self._last = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Entrance":
-        return memo.setdefault(id(self), Entrance(self.team, self.border))
+        return memo.setdefault(id(self), Entrance(self.team, self.border, self.readers))
 
 
 def enter(values: Tensor, team: ShardTeam) -> Tensor:
