@@ -14,6 +14,7 @@ from graphpipe.cluster.cluster_file import file_fields
 from graphpipe.cluster.default_fields import without_default_fields
 from graphpipe.cluster.device import (
     BESIDE_STAGES,
+    GIVEN,
     OTHER_PEAKS,
     Device,
     DeviceType,
@@ -307,16 +308,9 @@ def _check(cluster: Cluster) -> None:
         if device.type not in {kind.name for kind in cluster.device_types}:
             raise InvalidInput(f"device '{device.name}' has unknown type '{device.type}'", where=where)
     for kind in cluster.device_types:
-        for field in (
-            "memory_bytes",
-            "peak_flops_per_second",
-            "memory_bytes_per_second",
-            "host_bandwidth_bytes_per_second",
-        ):
-            _positive(getattr(kind, field), f"{where}, device type '{kind.name}', {field}")
-        for field in OTHER_PEAKS:
-            if (peak := getattr(kind, field)) is not None:
-                _positive(peak, f"{where}, device type '{kind.name}', {field}")
+        for field in (*GIVEN, *OTHER_PEAKS):
+            if (amount := getattr(kind, field)) is not None:
+                _positive(amount, f"{where}, device type '{kind.name}', {field}")
         for field in ("launch_seconds", "half_peak_flops", *BESIDE_STAGES):
             check_not_negative(getattr(kind, field), f"{where}, device type '{kind.name}', {field}")
     if cluster.cores_per_node is not None:
