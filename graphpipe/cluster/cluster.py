@@ -12,17 +12,7 @@ from pydantic import ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 from graphpipe.cluster.cluster_file import file_fields
 from graphpipe.cluster.default_fields import without_default_fields
-from graphpipe.cluster.device import (
-    BESIDE_STAGES,
-    GIVEN,
-    OTHER_PEAKS,
-    Device,
-    DeviceType,
-    HostMemory,
-    Link,
-    LinkLevel,
-    PairLink,
-)
+from graphpipe.cluster.device import AMOUNTS, BESIDE_STAGES, Device, DeviceType, HostMemory, Link, LinkLevel, PairLink
 from graphpipe.cluster.levels import BETWEEN, INSIDE, check_levels, device_groups, every_level, levels_of
 from graphpipe.cluster.link_levels import LinkLevels
 from graphpipe.cluster.presets import preset_fields
@@ -308,7 +298,7 @@ def _check(cluster: Cluster) -> None:
         if device.type not in {kind.name for kind in cluster.device_types}:
             raise InvalidInput(f"device '{device.name}' has unknown type '{device.type}'", where=where)
     for kind in cluster.device_types:
-        for field in (*GIVEN, *OTHER_PEAKS):
+        for field in AMOUNTS:
             if (amount := getattr(kind, field)) is not None:
                 _positive(amount, f"{where}, device type '{kind.name}', {field}")
         for field in ("launch_seconds", "half_peak_flops", *BESIDE_STAGES):

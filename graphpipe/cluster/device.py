@@ -61,10 +61,13 @@ HOST_BANDWIDTH = 12e9
 """Bytes per second that pinned copies reach over 16 lanes of PCIe 3 (nominal 15.8 GB/s)."""
 
 
-GIVEN = ("memory_bytes", "peak_flops_per_second", "memory_bytes_per_second", "host_bandwidth_bytes_per_second")
-"""The fields of a device type that always have an amount."""
 OTHER_PEAKS = ("bf16_peak_flops_per_second", "fp16_peak_flops_per_second", "fp8_peak_flops_per_second")
 """The fields of a device type with its peaks in other precisions than fp32."""
+AMOUNTS = (
+    *("memory_bytes", "peak_flops_per_second", "memory_bytes_per_second", "host_bandwidth_bytes_per_second"),
+    *OTHER_PEAKS,
+)
+"""The fields of a device type that are positive, if they are given."""
 BESIDE_STAGES = ("context_bytes", "workspace_bytes", "communicator_bytes", "reserved_share")
 """The fields of a device type that say what its memory holds besides stages."""
 

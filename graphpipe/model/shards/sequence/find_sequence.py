@@ -219,7 +219,7 @@ class _Measuring:
                 parameter_names=tensor_names(traced.fake),
                 fused_attention=attention is not None,
             )
-        ops, _ = build_ops(half, groups, ())
+        ops, _ = build_ops(half, groups, (), captured.precision)
         return {op.name: each for op, each in zip(captured.graph.ops, ops, strict=True)}
 
     def _copied(self, divided: DividedNodes) -> tuple[ModuleGraph, tuple[tuple[fx.Node, ...], ...]]:
