@@ -20,7 +20,7 @@ from graphpipe.run import Pipeline, PipelineOptions
 
 NAME, STEPS = "compiled-gradients", 3
 NAMES = (
-    *("llama", "mistral", "qwen2", "gemma2", "gpt2", "mixtral", "qwen3_moe", "bert", "modernbert"),
+    *("llama", "mistral", "qwen2", "gemma2", "gpt2", "mixtral", "qwen3_moe", "mamba2", "bert", "modernbert"),
     *("deberta-v2", "t5", "bart", "whisper", "vit", "swin", "clip"),
 )
 SCHEDULES = ("1f1b", "zb-h1")
