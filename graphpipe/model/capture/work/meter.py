@@ -141,7 +141,8 @@ class Meter(DispatchMode):
 def _precision(operands: Sequence[Tensor]) -> ProductPrecision | None:
     """Return the precision of a product; None is fp32."""
     found = {_PRECISIONS[each.dtype] for each in with_wrapped(operands) if each.dtype in _PRECISIONS}
-    return min(found, key=("fp8", "bf16", "fp16").index, default=None)
+    narrowest: tuple[ProductPrecision, ...] = ("fp8", "bf16", "fp16")
+    return next((each for each in narrowest if each in found), None)
 
 
 def _held_bytes(tensor: Tensor) -> Any:
