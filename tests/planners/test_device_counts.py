@@ -101,6 +101,7 @@ def test_a_micro_batch_that_the_caller_names_stays(schedule: str) -> None:
     assert {stage.micro_batch for stage in plan.stages} == {1}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not PROFILE.exists(), reason="../shared/data is absent")
 def test_gnmt_is_not_slower_than_with_piper() -> None:
     """Where branches are far apart, estimates were too low, and gnmt was 4 % slower than with Piper."""

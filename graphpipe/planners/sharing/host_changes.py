@@ -12,7 +12,7 @@ from itertools import chain, combinations
 from math import inf
 
 from graphpipe.planners.improve.changes import halves, with_degree
-from graphpipe.planners.problem.limits import MANY, PASSES, WORTH
+from graphpipe.planners.problem.limits import MANY, PASSES, WORTH_HOSTS
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble, assemble_in_order, is_chain
 from graphpipe.plans.device_memory import memory_shortfall
@@ -45,7 +45,7 @@ def rehosted(problem: Problem, plan: Plan, options: Options) -> Plan:
             if not trials:
                 return best
             trials -= 1
-            if (trial_seconds := options.ranked(trial, seconds / WORTH)) * WORTH < seconds:
+            if (trial_seconds := options.ranked(trial, seconds / WORTH_HOSTS)) * WORTH_HOSTS < seconds:
                 best, seconds = trial, trial_seconds
                 break
         if best is start:
