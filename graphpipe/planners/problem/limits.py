@@ -23,8 +23,8 @@ KEPT = 1.15
 FAR = 1.5
 """How many times as fast sharing devices, or undoing recomputation, may make a plan. Not measured."""
 WORTH, WORTH_HOSTS = 1.0005, 1.001
-"""A change must shorten the step by this factor, to be worth it, and a change of hosts by the second one. With 1.001 for
-both, mmt of `graphpipe demo` lost 0.8 %. With 1.0005 for both, 1 of 7 problems lost 3.8 %."""
+"""A change must shorten the step by this factor, and a change of hosts by the second one, to be worth it. With 1.001
+for both, mmt of `graphpipe demo` lost 0.8 %. With 1.0005 for both, 1 of 7 problems lost 3.8 %."""
 RELAXED, RELAXED_SETTINGS = (1.06, 1.2, 1.5), 4
 """Multiples of the best target to try, because a slower bottleneck can allow a shallower pipeline, and for how many of
 the best settings. With 1.2 alone, 45 steps became 0.09 % longer (4.6 % at worst), without any 0.30 % (9.3 %)."""
