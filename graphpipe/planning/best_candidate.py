@@ -15,6 +15,7 @@ from graphpipe.planners.problem.limits import (
     EXACT_TASKS,
     FEW_TASKS,
     MANY_TASKS,
+    MORE,
     NEAR,
     NORMAL,
     SEARCHED_TASKS,
@@ -125,7 +126,7 @@ class BestCandidate:
                 continue
             promises.append((self.greedy(plan), plan))
         promising = [plan for _, plan in sorted(promises, key=_seconds)]
-        worth = _worth_improving(promising, self.effort.improved)
+        worth = _worth_improving(promising, self.effort.improved, if_few_tasks=MORE)
         near = [self._improved(plan, self.greedy) for plan in worth]
         left = {
             id(plan)
@@ -183,7 +184,7 @@ class BestCandidate:
         for least, plan in _bounded(plans, whole_backwards=whole):
             if least < (last := ranked.seconds_at(most - 1)):
                 ranked.add(plan, least if last == inf else max(least, _least_seconds(choice, plan)))
-        promising = _worth_improving(ranked, most)
+        promising = _worth_improving(ranked, most, if_few_tasks=MORE if most > 1 and refined is None else 1)
         near = [
             self._improved(plan, ranked_of if _interleaves(choice, plan) else seconds_of, whole_backwards=whole)
             for plan in promising
@@ -284,14 +285,24 @@ def _distinct(*groups: Iterable[Plan]) -> list[Plan]:
     return list(distinct.values())
 
 
-def _worth_improving(plans: Iterable[Plan], most: int) -> list[Plan]:
-    """Return the first few plans that differ in their partition of the operators."""
+def _worth_improving(plans: Iterable[Plan], most: int, *, if_few_tasks: int = 1) -> list[Plan]:
+    """Return the first few plans that differ in their partition of the operators, more if they have few tasks.
+
+    Args:
+        plans: the best one first. They are ranked when they are asked for.
+        most: to return.
+        if_few_tasks: how many times as many are returned of plans that have few tasks.
+    """
     by_partition: dict[frozenset[frozenset[str]], Plan] = {}
+    more, tasks = most * if_few_tasks, 0
     for plan in plans if most else ():
+        known = len(by_partition)
         by_partition.setdefault(frozenset(frozenset(stage.ops) for stage in plan.stages), plan)
-        if len(by_partition) == most:
+        tasks += task_count(plan) if len(by_partition) > known else 0
+        if len(by_partition) == more or (len(by_partition) >= most and tasks > FEW_TASKS * more):
             break
-    return list(by_partition.values())
+    different = list(by_partition.values())
+    return different if tasks <= FEW_TASKS * len(different) else different[:most]
 
 
 def _seconds(ranked: tuple[float, Plan]) -> float:

@@ -77,6 +77,8 @@ FEW_TASKS, FEW_SHARED_TASKS, MANY_TASKS = 100, 400, 1_000
 """Tasks of a plan that count as few, so that more plans are tried (of plans that share devices, together), and as many,
 so that fewer are. With 100 for shared devices, 2 of 45 problems lost 1.1 and 3.2 %. Without the last, mmt on 32
 devices took 25 % longer to plan."""
+MORE = 2
+"""How many times as many plans of few tasks are improved. figure6: candle-uno on 8 devices, 5 % slower with 1."""
 SEARCHED_TASKS, SIMULATED_TASKS = 20_000, 100_000
 """Most tasks of all plans whose schedules are searched, and of all that are simulated once. Not measured."""
 EXACT_TASKS = 2_000
