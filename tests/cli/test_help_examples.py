@@ -65,8 +65,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-LONG = {"demo", "init", "tune"}
-"""Verbs whose examples take long, and do what `test_demo`, `test_init` and the room `training/tune` test."""
+LONG = {"demo", "init", "tune", "profile"}
+"""Verbs whose examples take long. `test_demo`, `test_init`, `test_verbs` and the room `training/tune` test what they do."""
 DONE: set[str] = set()
 """Commands that have run already."""
 

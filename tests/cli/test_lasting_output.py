@@ -22,6 +22,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["2>&1 | head -n 1"])  # the others are in `bench user-errors`
 def test_a_training_goes_on_without_its_output(folder: Path, end: str) -> None:
     # Not forked, because a program without streams cannot hand them to the server of forks.

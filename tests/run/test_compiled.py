@@ -94,6 +94,7 @@ def test_halves_of_compiled_backwards_train_as_eager_ones() -> None:
 
 
 @needs_compiler
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_compiled_stages_without_a_flush_and_in_bfloat16_train_as_eager_ones() -> None:
     plan = planned(precision="bf16", recompute=())
