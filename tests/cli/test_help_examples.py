@@ -66,7 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 LONG = {"demo", "init", "tune", "profile"}
-"""Verbs whose examples take long. `test_demo`, `test_init`, `test_verbs` and the room `training/tune` test what they do."""
+"""Verbs whose examples take long: `test_demo`, `test_init`, `test_verbs` and the room `training/tune` test them."""
 DONE: set[str] = set()
 """Commands that have run already."""
 

@@ -66,8 +66,10 @@ def _start(named: tuple[ParameterSlice | None, Tensor]) -> int:
 
 def slices_of(program: StageProgram) -> Iterator[tuple[ParameterSlice, nn.Parameter]]:
     """Yield the parameters of a stage that are slices of the user's."""
+    parsed = {local: ParameterSlice.parse(name) for local, name in program.parameter_names.items()}
+    found = {local: piece for local, piece in parsed.items() if piece is not None}
+    if not found:  # Usually. Each step asks several times, and a walk over all modules takes a tenth of a millisecond.
+        return
     for local, parameter in program.module.named_parameters():
-        name = program.parameter_names.get(local)  # None: the user has added it since
-        piece = None if name is None else ParameterSlice.parse(name)
-        if piece is not None:
-            yield piece, parameter
+        if local in found:
+            yield found[local], parameter
