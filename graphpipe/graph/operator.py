@@ -13,6 +13,7 @@ Precision = Literal["fp32", "bf16", "fp16"]
 """The dtypes of forwards: those of the model, or of torch's autocast to bfloat16 or float16."""
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 ProductPrecision = Literal["fp32", "bf16", "fp16", "fp8"]
+"""The dtypes of products of matrices. Autocast does not know 8 bits, but layers such as torchao's multiply in them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,12 +57,12 @@ def build_ops(
     crossing = _crossing(model, groups, where)
     sent = {value: None for values in crossing.values() for value in values}
     saved = _saved_bytes(model, groups, lambda reading: reading.saved)
-    casts = _saved_bytes(model, groups, lambda reading: reading.saved_of_state)
+    of_state = _saved_bytes(model, groups, lambda reading: reading.saved_of_state)
     several = {name for name, count in Counter(where[value] for value in sent).items() if count > 1}
     ops: list[Op] = []
     for name, group in zip(names, groups, strict=True):
         own = [value for value in sent if where[value] == name]
-        op = _op(model, name, group, whole_batch, (saved[name], casts[name]), own, precision)
+        op = _op(model, name, group, whole_batch, (saved[name], of_state[name]), own, precision)
         ops.append(replace(op, without_gradient=_without_gradient(model, group, own, listed=name in several)))
     edges = [
         _edge(model, source, target, values, listed=source in several) for (source, target), values in crossing.items()
