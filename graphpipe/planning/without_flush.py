@@ -17,9 +17,10 @@ from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.problem.planner import Planner
 from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import memory_shortfall
-from graphpipe.plans.estimates import bottleneck_seconds
+from graphpipe.plans.estimates import bottleneck_seconds, hops, task_bounds
 from graphpipe.plans.stage import Predictor, WeightPolicy
 from graphpipe.plans.verify import verify
+from graphpipe.schedule.schedulers.registry import find_scheduler
 from graphpipe.schedule.segments.planned_versions import delays, most_in_flight, planned_versions, with_policy
 
 
@@ -52,10 +53,10 @@ class WithoutFlush:
         if not plans:
             # The plan that lacks the fewest bytes is not known, because planners only say that theirs do not fit.
             raise min(refused, key=lambda error: isinstance(error, Infeasible))
-        ranked = sorted(plans, key=bottleneck_seconds)[: NORMAL.ranked]
+        ranked = sorted(((least_period_seconds(plan), plan) for plan in plans), key=_seconds)[: NORMAL.ranked]
         timed: list[tuple[float, Plan]] = []
-        for plan in ranked:
-            if not timed or bottleneck_seconds(plan) * plan.batch_size < min(timed, key=_seconds)[0] * CLOSE:
+        for least, plan in ranked:
+            if not timed or least < min(timed, key=_seconds)[0] * CLOSE:
                 timed.append((self.evaluate(plan), plan))
         shortest = min(timed, key=_seconds)[0]
         close = [each for each in timed if each[0] <= shortest * CLOSE]
@@ -103,6 +104,27 @@ class WithoutFlush:
     def _step_seconds(self, plan: Plan) -> float:
         # Planners compare their candidates for a micro-batch size by the step.
         return self.evaluate(plan if plan.weights == "flush" else with_policy(plan, "flush"))
+
+
+def least_period_seconds(plan: Plan) -> float:
+    """Return a lower bound on the seconds from one mini-batch to the next, if stages have devices of their own.
+
+    It is the bottleneck, or what the samples in flight allow (Little's law): each is in flight at a stage for its way
+    from there to the farthest sink and back, at least. With the bottleneck alone, plans that messages make wait would
+    seem as fast as those with enough samples in flight to hide the messages.
+    """
+    ways, longest = [0.0] * len(plan.stages), bottleneck_seconds(plan)
+    whole = not find_scheduler(plan.schedule).splits_backward
+    feeding, back = hops(plan)
+    for number in reversed(range(len(plan.stages))):
+        tasks, stage = task_bounds(plan, number), plan.stages[number]
+        ways[number] += tasks.forward + (tasks.backward if whole else tasks.input_gradient)
+        longest = max(longest, ways[number] / stage.in_flight)
+        returned = dict(back[number])
+        for source, message in feeding[number]:
+            if source in returned:
+                ways[source] = max(ways[source], message + ways[number] + returned[source])
+    return longest * plan.batch_size
 
 
 def _slacker(plans: Iterable[Plan]) -> Iterator[Plan]:
