@@ -45,8 +45,8 @@ CAPTION = (
     f"Correct classes of held-out samples in percent, at best over the evaluations after every {SEGMENT} of {UPDATES} "
     f"mini-batches of {BATCH} samples: the mean over {len(SEEDS)} seeds, and in brackets the largest less the "
     "smallest. A mini-batch is one micro-batch, so that the delay of a stage is the number of stages behind it. "
-    "`flush` is synchronous training. The last column compares PipeOptim with the best of 2BW, stashing and SpecTrain; in "
-    "brackets is the standard error of this difference over the seeds. Scans of digits come with the examples, and "
+    "`flush` is synchronous training. The last column compares PipeOptim with the best of 2BW, stashing and SpecTrain; "
+    "in brackets is the standard error of this difference over the seeds. Scans of digits come with the examples, and "
     "reviews with a package (`vaderSentiment`). Measured in one process."
 )
 
