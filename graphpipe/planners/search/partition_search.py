@@ -16,6 +16,7 @@ from graphpipe.planners.baselines.stage_loads import StageLoads
 from graphpipe.planners.problem.limits import (
     CLOSE,
     DOWNSETS,
+    INTERVALS,
     MEDIUM,
     NEAR,
     PASSES,
@@ -183,7 +184,7 @@ class PartitionSearch:
         try:
             downsets = Downsets.of(graph, DOWNSETS)
         except Infeasible:
-            if len(graph.ops) * devices > MEDIUM:
+            if len(graph.ops) * devices > INTERVALS:
                 return
             downsets = Downsets.chain(graph)
             sizes = sorted(
