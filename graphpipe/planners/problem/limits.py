@@ -90,7 +90,7 @@ TINY, SMALL = 64, 500
 """Work up to which all operators may change places, without which 4 of 6 problems lost up to 5.2 %, and up to which
 `auto` is compared with a search for 1F1B. exhaustive: `auto` once ended 8 % behind."""
 MEDIUM, INTERVALS, LARGE = 2_048, 4_096, 10_000
-"""Work up to which chains are searched exactly, intervals of one order, and parts of the cluster. memory: with 2,048 for
+"""Work up to which chains are searched exactly, intervals of one order, and parts of a cluster. memory: with 2,048 for
 the second, inception_v3 lost 9 % with 0.4 of its memory. The others were not measured."""
 STAGES_PER_DEVICE = 4
 """Stages that a device may host by default. sharing: all rows."""
