@@ -74,6 +74,7 @@ def trained(plan: gp.Plan, *lengths: int, compiled: bool, **options: Any) -> tup
     return losses, module
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.timeout(240)
 def test_halves_of_compiled_backwards_train_as_eager_ones() -> None:
