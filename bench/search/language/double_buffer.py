@@ -15,7 +15,7 @@ from typing import Any
 
 import graphpipe as gp
 from bench.record import save
-from bench.search.language_model import LanguageModel
+from bench.search.language.language_model import LanguageModel
 from bench.tables import markdown
 from graphpipe.plans.stage import Recompute
 from graphpipe.simulator import step_seconds

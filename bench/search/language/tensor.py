@@ -12,7 +12,7 @@ from typing import Any
 
 import graphpipe as gp
 from bench.record import save
-from bench.search.language_model import LanguageModel
+from bench.search.language.language_model import LanguageModel
 from bench.tables import geometric_mean, markdown
 from graphpipe.graph.operator import Precision
 
