@@ -67,7 +67,7 @@ ROOMS = (
     *("profiler", "profiler/placement", "profiler/learning", "importers", "exporters"),
     *("run/device", "run/meeting", "run/comm", "run/faults", "run/tensor", "run/weights"),
     *("run/tensor_files", "run/initial_weights", "run/versions"),
-    *("run/stage", "run/worker", "run/step", "run/segments", "run"),
+    *("run/stage", "run/worker", "run/step", "run/segments", "run/rounds", "run"),
     *("run/checkpoint", "run/sources", "run/export", "run/rehearse", "run/inference"),
     *("equivalence/steps", "equivalence"),
     *("rehearsal", "launch", "link_profile"),  # rehearsal joins rooms

@@ -13,6 +13,7 @@ References:
 from collections.abc import Iterator, Mapping
 from math import inf
 from operator import itemgetter
+from typing import Literal
 
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.plans import Plan
@@ -26,7 +27,7 @@ _LEAST_GAIN = 1e-9
 _MOST_CHANGES = 200
 
 
-def place_gradients(plan: Plan) -> Rounds:
+def place_gradients(plan: Plan, weights: Literal["flush", "stash"] = "stash") -> Rounds:
     """Return the fastest placement of the tasks of a plan's layers on the plan's devices.
 
     Candidates are the plan's own stages, the longest tasks first, and small changes of both, for single layers and for
@@ -34,6 +35,7 @@ def place_gradients(plan: Plan) -> Rounds:
 
     Args:
         plan: that trains. A layer is an operator with weights, and the operators without weights behind it.
+        weights: `stash` updates weights without a flush, late. `flush` waits for the end of every mini-batch.
 
     Raises:
         Infeasible: no placement fits in memory.
@@ -43,7 +45,7 @@ def place_gradients(plan: Plan) -> Rounds:
     if not overlaps(plan.cluster):
         what = "devices share cores, or cannot compute while messages move, so rounds cannot be simulated"
         raise InvalidInput(what, where="cluster", remedy="Choose a cluster whose devices overlap messages.")
-    placements = [*_candidates(plan)]
+    placements = [*_candidates(plan, weights)]
     fitting = [each for each in placements if _lacking(each) <= 0]
     if not fitting:
         missing = min(map(_lacking, placements))
@@ -57,13 +59,13 @@ def place_gradients(plan: Plan) -> Rounds:
     return best
 
 
-def _candidates(plan: Plan) -> Iterator[Rounds]:
+def _candidates(plan: Plan, weights: Literal["flush", "stash"]) -> Iterator[Rounds]:
     micro_batch = min(stage.micro_batch for stage in plan.stages)
     for layers in dict.fromkeys((layers_of(plan), tuple(stage.ops for stage in plan.stages))):
         work = LayerTasks.of(plan.cost_model, layers, micro_batch, plan.batch_size)
         for placement in (own_devices(work, plan), longest_first(work, plan.used_devices)):
-            yield Rounds(work=work, device_of=placement)
-            yield Rounds(work=work, device_of=exchanged(work, placement, plan.used_devices))
+            for changed in (placement, exchanged(work, placement, plan.used_devices)):
+                yield Rounds(work=work, device_of=changed, weights=weights, plan=plan)
 
 
 def layers_of(plan: Plan) -> tuple[tuple[str, ...], ...]:

@@ -20,11 +20,10 @@ from graphpipe.run.device.precision import LossScale
 from graphpipe.run.faults.out_of_memory import reporting_out_of_memory
 from graphpipe.run.faults.status_reporter import StatusReporter
 from graphpipe.run.initial_weights.whole_model import share_whole_model
-from graphpipe.run.pipeline_parts import (
-    build_parts,
-    state_of,
-    whole_gradients,
-)
+from graphpipe.run.pipeline_parts import build_parts
+from graphpipe.run.pipeline_values import state_of, whole_gradients
+from graphpipe.run.rounds.layer_plan import layer_plan
+from graphpipe.run.rounds.train_rounds import TrainRounds
 from graphpipe.run.segments.mini_batch_stream import MiniBatchStream, taken_from
 from graphpipe.run.segments.train_segment import TrainSegment
 from graphpipe.run.stage.loss import LossFunction
@@ -39,6 +38,7 @@ from graphpipe.run.step.train_step import TrainStep
 from graphpipe.run.weights.weight_update import OptimizerFactory
 from graphpipe.run.whole_backwards import backwards_of, warn_of_whole_backwards
 from graphpipe.run.worker.recorder import CurrentWork
+from graphpipe.schedule.gradient_tasks.rounds import Rounds
 from graphpipe.trace import Trace
 
 
@@ -46,8 +46,9 @@ class Pipeline:
     """A model that trains as a plan splits it. All ranks build it and call its methods alike (SPMD).
 
     Args:
-        plan: says which stage runs where. With one rank, that rank runs everything. Otherwise there is one rank per
-            device in use, or more: see `RankPlacement.of`. Ranks without a stage wait along.
+        plan: says which stage runs where, or the `Rounds` of `place_gradients`, which say where gradients are computed.
+            With one rank, that rank runs everything. Otherwise there is one rank per device in use, or more: see
+            `RankPlacement.of`. Ranks without a stage wait along.
         model: the user's model, the same on every rank, a function that builds it without data, or its stage programs,
             by stage. It may be on the meta device. With several ranks, a rank frees what its stages do not use.
         loss_fn: takes the model's output and the targets of some samples, returns the mean loss over these samples
@@ -63,13 +64,14 @@ class Pipeline:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Plan | Rounds,
         model: nn.Module | ModelBuilder | Sequence[StageProgram],
         loss_fn: LossFunction,
         optimizer: OptimizerFactory | None = None,
         *,
         options: PipelineOptions | None = None,
     ) -> None:
+        rounds, plan = (None, plan) if isinstance(plan, Plan) else (plan, layer_plan(plan))
         plan.require_training()
         self.options = options or PipelineOptions()
         self.plan = plan = self.options.policy_of(plan)
@@ -82,7 +84,7 @@ class Pipeline:
         self._model = model if isinstance(model, nn.Module) else None
         self._open = True
         with self.world.closing_on_error():
-            self._parts = build_parts(self.world, plan, model, loss_fn, optimizer, self.options)
+            self._parts = build_parts(self.world, plan, model, loss_fn, optimizer, self.options, rounds)
         self._worker = self._parts.worker
 
     def step(self, inputs: InputsOrShare, targets: Any = None) -> float:
@@ -99,7 +101,7 @@ class Pipeline:
             OutOfMemory: on this rank. PeerLost, PeerStalled: another rank is gone.
         """
         training, given = self._parts.training, given_batch(inputs, targets)
-        if isinstance(training, TrainSegment):
+        if not isinstance(training, TrainStep):
             return self._train(training, MiniBatchStream.checked([given], self._batch))[0]
         return self._step(training, given)
 
@@ -193,7 +195,7 @@ class Pipeline:
                 "no step was recorded", where="trace", remedy="Pass PipelineOptions(record=True), and step first."
             )
         with self._closing_on_error():
-            return self._worker.recorder.gather(self.plan)
+            return self._worker.recorder.gather(self.plan, self._worker.placement.rank_of)
 
     def layout(self) -> tuple[RankLayout, ...]:
         """Return what every rank hosts."""
@@ -215,7 +217,7 @@ class Pipeline:
 
     def gradients(self) -> dict[str, Tensor | None]:
         """Return the last gradients of parameters here, by name. All ranks must call this if the engine shards them."""
-        return whole_gradients(self._worker)
+        return whole_gradients(self._parts)
 
     @property
     def loss_scale(self) -> float:
@@ -296,7 +298,7 @@ class Pipeline:
             warn_of_whole_backwards(self.backwards())
         return loss
 
-    def _train(self, training: TrainSegment, batches: MiniBatchStream) -> list[float]:
+    def _train(self, training: TrainSegment | TrainRounds, batches: MiniBatchStream) -> list[float]:
         with self._closing_on_error(always=not self.options.rollback):
             losses = training.run(batches, self.steps + 1)
         self.steps += len(losses)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from hashlib import sha256
 
-from torch import Tensor, nn
+from torch import nn
 
 from graphpipe.model.backends.registry import check_backward
 from graphpipe.model.compiled.stage_compiler import StageCompiler
@@ -26,6 +26,9 @@ from graphpipe.run.faults.rank_status import NO_PEER
 from graphpipe.run.faults.status_reporter import StatusReporter
 from graphpipe.run.forward_digest import computed_alike
 from graphpipe.run.initial_weights.host_tensors import host_tensors
+from graphpipe.run.rounds.build_rounds import build_rounds, copied_programs
+from graphpipe.run.rounds.check_rounds import check_rounds
+from graphpipe.run.rounds.train_rounds import TrainRounds
 from graphpipe.run.segments.build_updates import build_updates
 from graphpipe.run.segments.check_policy import check_policy
 from graphpipe.run.segments.train_segment import TrainSegment, segment_schedules
@@ -38,13 +41,11 @@ from graphpipe.run.step.evaluation import Evaluation, forward_schedules
 from graphpipe.run.step.find_needs import find_needs
 from graphpipe.run.step.optimizer_groups import optimizer_groups
 from graphpipe.run.step.pipeline_options import PipelineOptions
-from graphpipe.run.step.pipeline_state import PipelineState
 from graphpipe.run.step.programs_by_shape import ProgramsByShape
 from graphpipe.run.step.step_summary import summary_length
 from graphpipe.run.step.train_step import TrainStep
 from graphpipe.run.tensor.share_stages import check_tensor, share_stages
 from graphpipe.run.weight_digest import digest_of
-from graphpipe.run.weights import sharded_tensors
 from graphpipe.run.weights.check_sync import check_schedule
 from graphpipe.run.weights.stage_syncs import StageSyncs
 from graphpipe.run.weights.weight_update import OptimizerFactory, WeightUpdate
@@ -53,6 +54,7 @@ from graphpipe.run.worker.smaller_batches import SmallerStep, smaller_steps
 from graphpipe.run.worker.user_weights import UserWeights
 from graphpipe.run.worker.worker import StageWorker
 from graphpipe.schedule import LoweredSchedule, Schedule
+from graphpipe.schedule.gradient_tasks.rounds import Rounds
 from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedulers.registry import build_schedule
 from graphpipe.schedule.segments.build_segment import build_segment
@@ -72,8 +74,9 @@ class PipelineParts:
     worker: StageWorker
     batches: BatchPreparer
     sums: ScalarSum
-    training: TrainStep | TrainSegment
-    """Trains a step at a time, or a segment at a time if the plan's weight policy does not flush."""
+    training: TrainStep | TrainSegment | TrainRounds
+    """Trains a step at a time, or a segment at a time if the plan's weight policy does not flush or gradients are
+    computed apart."""
     evaluation: Evaluation
 
 
@@ -84,6 +87,7 @@ def build_parts(
     loss_fn: LossFunction,
     optimizer: OptimizerFactory | None,
     options: PipelineOptions,
+    rounds: Rounds | None = None,
 ) -> PipelineParts:
     """Split the model, check the plan with all ranks, and build this rank's stages; every rank must call this.
 
@@ -94,6 +98,7 @@ def build_parts(
         loss_fn: of the pipeline.
         optimizer: of the pipeline.
         options: of the pipeline.
+        rounds: whose layers are the stages of the plan; None trains the stages.
 
     Raises:
         InvalidInput: the world or the model does not fit the plan, or the ranks differ.
@@ -107,23 +112,26 @@ def build_parts(
         check_policy(plan, syncs, options)
     check_tensor(plan, options.engine)
     compiler = compiler_for(plan, syncs) if options.compile else None
-    placement = RankPlacement.of(plan, world.size)
+    placement = RankPlacement.of(plan, world.size, None if rounds is None else rounds.devices)
+    if rounds is not None:
+        check_rounds(rounds, plan, world, options)
     share = partial(share_stages, placement=placement, world=world)
     shapes = ProgramsByShape(plan, model, options.precision, world.device, options.captured, share)
     programs, specs = shapes.first.programs, shapes.first.specs
     tasks = build_schedule(plan) if plan.weights == "flush" else build_segment(plan, 1)
     lowered = lower(plan, tasks, gradient_edges=gradient_edges(specs))
     verify_lowered(plan, tasks, lowered, gradient_edges(specs))
-    shake_hands(world, plan, placement, _settings(specs, options) | computed_alike(model, loss_fn))
+    shake_hands(world, plan, placement, _settings(specs, options, rounds) | computed_alike(model, loss_fn))
     check_planned_precision(plan, options.precision)
     check_precision_of_device(world.device, options.precision)
     check_host_memory(world, placement)
     weights = digest_of(model) if world.size > 1 and isinstance(model, nn.Module) else ""  # before they are sharded
+    copies = {} if rounds is None else copied_programs(rounds, programs, placement, world)
     if isinstance(model, nn.Module):
         host_tensors(model, programs, placement, world, options.initial_weights, options.seed)
     worker = _worker(programs, placement, world, tasks, lowered, options, syncs)
     _let_read(loss, worker, output_stage := [program.is_output for program in programs].index(True))
-    ranks = neighbours(plan, placement, lowered, world.rank)
+    ranks = neighbours(plan, placement, lowered, world.rank, () if rounds is None else rounds.pairs)
     PeerWatch.begin(world, ranks, lambda: _progress(worker.monitor))
     batches = BatchPreparer(
         plan=plan,
@@ -131,7 +139,14 @@ def build_parts(
         worker=worker,
         neighbours=ranks,
         needs=lru_cache(maxsize=_KEPT)(
-            partial(find_needs, placement, world.rank, programs, all_targets=loss.weighs and plan.weights != "flush")
+            partial(
+                find_needs,
+                placement,
+                world.rank,
+                programs,
+                all_targets=loss.weighs and (plan.weights != "flush" or rounds is not None),
+                gradients_of=[layer for layer, _ in copies],
+            )
         ),
         options=options,
         engines=syncs.names,
@@ -149,7 +164,9 @@ def build_parts(
         sums=sums,
         loss_fn=loss,
     )
-    if plan.weights == "flush":
+    if rounds is not None:
+        training = build_rounds(rounds, evaluation, programs, copies, optimizer, options)
+    elif plan.weights == "flush":
         groups = optimizer_groups(worker, optimizer, sharded=syncs.zero1)
         update = WeightUpdate.of(groups, optimizer, options.lr_scheduler, options.clip_norm, options.average_decay)
         smaller = smaller_steps(plan, placement, gradient_edges(specs))
@@ -238,10 +255,11 @@ def _train_segment(
     )
 
 
-def _settings(specs: EdgeSpecs, options: PipelineOptions) -> dict[str, str | int]:
+def _settings(specs: EdgeSpecs, options: PipelineOptions, rounds: Rounds | None) -> dict[str, str | int]:
     """Return what must be the same on all ranks (see `shake_hands`)."""
     return {
         "engine": options.engine,
+        "devices of gradients": "" if rounds is None else f"{rounds.weights} {sorted(rounds.device_of.items())}",
         "stages": "compiled" if options.compile else "eager",
         "optimizer sharding": "shared out" if options.shard_optimizer else "whole",
         "precision": options.precision,
@@ -278,48 +296,6 @@ def _worker(
     worker = build_worker(programs, placement, world, monitor, tasks, lowered, options, syncs.names)
     worker.messages.open(communicating_pairs(lowered, placement))
     return worker
-
-
-def state_of(parts: PipelineParts, model: nn.Module | None, steps: int, seed: int) -> PipelineState:
-    """Return what a checkpoint saves and restores on a rank.
-
-    Args:
-        parts: of the pipeline.
-        model: the user's, if the pipeline was built from it.
-        steps: done.
-        seed: of the training.
-    """
-    worker, training = parts.worker, parts.training
-    leaders, rank = worker.leaders(), worker.world.rank
-    hosted = tuple(leader.slot.stage for leader in leaders)
-    return PipelineState(
-        rank=rank,
-        steps=steps,
-        seed=seed,
-        plan=training.plan,
-        loss_scale=training.loss_scale,
-        model=model,
-        programs=parts.programs,
-        hosted=hosted,
-        saved=tuple(stage for stage in hosted if rank in worker.placement.team(stage, 0)),
-        positions={stage: worker.placement.position(stage, rank) for stage in hosted},
-        parameter_names={
-            id(parameter): leader.program.parameter_names[name]
-            for leader in leaders
-            for name, parameter in leader.module.named_parameters()
-        },
-        optimizers=tuple(training.update.optimizers),
-    )
-
-
-def whole_gradients(worker: StageWorker) -> dict[str, Tensor | None]:
-    """Return the gradients of this rank's parameters by their names in the model, shards joined."""
-    gradients = {
-        leader.program.parameter_names[name]: parameter.grad
-        for leader in worker.leaders()
-        for name, parameter in leader.module.named_parameters()
-    }
-    return {name: None if each is None else sharded_tensors.whole(each) for name, each in gradients.items()}
 
 
 def warn_of_idle_ranks(placement: RankPlacement, size: int) -> None:

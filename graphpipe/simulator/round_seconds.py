@@ -19,6 +19,8 @@ def round_seconds(rounds: Rounds) -> float:
     built = _Activities(rounds)
     settled = 2 * max(rounds.lag.values()) + 2 * rounds.work.micro_batches
     stop = settled + _MINI_BATCHES * rounds.work.micro_batches
+    if rounds.weights == "flush":
+        settled, stop = rounds.length(1), rounds.length(1 + _MINI_BATCHES)
     for number in range(stop):
         built.add_round(number)
     happened = run(built.activities)
@@ -40,7 +42,7 @@ class _Activities:
         rounds, micro_batches = self.rounds, self.rounds.work.micro_batches
         for device, order in rounds.orders.items():
             for task in order:
-                if (micro_batch := number - rounds.lag[task]) >= 0:
+                if (micro_batch := rounds.micro_batch_in(task, number)) is not None:
                     needs = [self.made[it, micro_batch, device] for it in rounds.work.producers[task]]
                     version = rounds.version(task.layer, micro_batch)
                     update = LayerTask("W", task.layer), version * micro_batches - 1, device
@@ -50,8 +52,8 @@ class _Activities:
                     seconds += 0.0 if (micro_batch + 1) % micro_batches else rounds.work.update_seconds(task)
                     self.made[task, micro_batch, device] = self._add(device, seconds, needs)
         for (source, target, task), count in rounds.messages.items():
-            micro_batch = number - rounds.lag[task]
-            if micro_batch >= 0 and (task.kind != "W" or not (micro_batch + 1) % micro_batches):
+            micro_batch = rounds.micro_batch_in(task, number)
+            if micro_batch is not None and (task.kind != "W" or not (micro_batch + 1) % micro_batches):
                 seconds = rounds.work.model.transfer_seconds(count, source, target)
                 needs = [self.made[task, micro_batch, source]]
                 self.made[task, micro_batch, target] = self._add((source, target), seconds, needs)
@@ -60,9 +62,10 @@ class _Activities:
         """Return the activities of the tasks of a round."""
         rounds = self.rounds
         return [
-            self.made[task, number - rounds.lag[task], device]
+            self.made[task, micro_batch, device]
             for device, order in rounds.orders.items()
             for task in order
+            if (micro_batch := rounds.micro_batch_in(task, number)) is not None
         ]
 
     def _add(self, where: int | tuple[int, int], seconds: float, needs: list[int]) -> int:

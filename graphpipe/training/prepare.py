@@ -9,6 +9,7 @@ from graphpipe.cluster import Cluster
 from graphpipe.errors import InvalidInput
 from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture_file.capture_file import save_capture
+from graphpipe.planners.gradients_apart import place_gradients
 from graphpipe.plans import Plan
 from graphpipe.run.checkpoint.folder import newest_resumable
 from graphpipe.run.checkpoint.manifest import PLAN, TRAINING
@@ -138,6 +139,8 @@ def plan_training(
     else:
         found, captured = make_plan(planned, task, Cluster.resolve(config.cluster), tell)
     RankPlacement.of(found, ranks or len(found.used_devices))
+    if config.train.gradients_apart:  # Every rank will place them, alike.
+        place_gradients(found, config.train.gradients_apart)
     check_faults(
         parse_faults(config.train.faults),
         phases_by_rank(found, ranks or len(found.used_devices)),

@@ -16,6 +16,7 @@ from graphpipe.files.json_body import to_body
 from graphpipe.files.text_file import write_text
 from graphpipe.model.capture_file.capture_file import load_capture
 from graphpipe.model.split.module_stage import check_evaluates
+from graphpipe.planners.gradients_apart import place_gradients
 from graphpipe.plans import Plan
 from graphpipe.run.checkpoint.checkpoints import Checkpoints
 from graphpipe.run.checkpoint.training_state import DataPosition
@@ -28,6 +29,7 @@ from graphpipe.run.pipeline import Pipeline
 from graphpipe.run.step.balance import Balance
 from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.weights.weight_update import SchedulerFactory
+from graphpipe.simulator.round_seconds import round_seconds
 from graphpipe.trace import Trace, median_trace
 from graphpipe.training.config.optimizers import apply_settings
 from graphpipe.training.config.parameter_groups import ParameterGroups
@@ -38,7 +40,7 @@ from graphpipe.training.loop.callbacks import Callbacks
 from graphpipe.training.loop.evaluate_task import try_metrics
 from graphpipe.training.loop.evaluation_watch import figures_of
 from graphpipe.training.loop.evaluations import Evaluations
-from graphpipe.training.loop.segment_ends import segment_ends
+from graphpipe.training.loop.segment_ends import flushes, segment_ends
 from graphpipe.training.loop.steps import run_steps
 from graphpipe.training.run_folder.leave_request import LeaveRequest
 from graphpipe.training.run_folder.metrics_log import read_metrics_log
@@ -137,7 +139,7 @@ def _train(
     history = kept.history if kept else read_metrics_log(folder.metrics_log) if resume else []
     with (
         Pipeline(
-            plan,
+            place_gradients(plan, apart) if (apart := config.train.gradients_apart) else plan,
             task.model,
             task.loss_fn,
             kept.optimizer(optimizer) if kept else optimizer,
@@ -183,7 +185,7 @@ def _train(
         if main:
             show_banner(ready)
         leave = LeaveRequest(world, folder) if elastic else None
-        ends = [*segment_ends(config.train, pipeline.steps, steps, flushes=plan.weights == "flush")]
+        ends = [*segment_ends(config.train, pipeline.steps, steps, flushes=flushes(config.train, plan))]
         callbacks = Callbacks.of(config, task, pipeline, folder, steps)
         with open_telemetry(
             config, pipeline, folder, steps, history, pipeline.steps, len(ends), callbacks=bool(callbacks.callbacks)
@@ -205,7 +207,7 @@ def _train(
             found = evaluations.make()
             callbacks.call(lambda callback, training: callback.end(training, figures_of(found.loss, found.metrics)))
             result = TrainResult.of(
-                plan,
+                _predicted(plan, config),
                 history,
                 loss=found.loss,
                 accuracy=found.accuracy,
@@ -219,6 +221,15 @@ def _train(
         if main:
             _save(folder, done.traces, result)
     return result
+
+
+def _predicted(plan: Plan, config: TrainConfig) -> Plan:
+    # With the seconds of a step that are predicted for what is trained.
+    apart = config.train.gradients_apart
+    if not apart or plan.prediction is None:
+        return plan
+    seconds = round_seconds(place_gradients(plan, apart))
+    return replace(plan, prediction=replace(plan.prediction, step_seconds=seconds, steady_seconds=seconds))
 
 
 def _options_by_parameter(groups: ParameterGroups, pipeline: Pipeline) -> Callable[[Tensor], Mapping[str, Any]]:

@@ -84,15 +84,21 @@ def test_random_placements_are_sound_and_no_faster_than_their_busiest_device(mic
 def test_forwards_wait_for_the_weights_of_their_version() -> None:
     """Without the wait, or if weights were sent at another time, every test above would pass."""
     # F, I and W of a layer on three devices, in 1 s each. After two micro-batches, W updates in 0.5 s, and sends the
-    # weights in 4 s. F i runs beside W i - 1, so F 3 and F 4 read what W 1 has updated: F 3 to F 5 takes 1 + 1.5 + 4.
+    # weights in 4 s. F i runs beside W i - 2, so F 4 and F 5 read what W 1 has updated, and W 5 makes what F 8 reads:
+    # F 4, F 5, I 5, W 5 and the message take 1 + 1 + 1 + 1.5 + 4 s for two mini-batches, and all of it for one, if
+    # every mini-batch waits for the update of the one before.
     plan = make_plan(
         [Part(parameter_bytes=4.0)], [], batch_size=2, device_count=3, optimizer_seconds_per_parameter_byte=0.125
     )
     work = LayerTasks.of(plan.cost_model, (("s0",),), 1, 2)
-    rounds = Rounds(work=work, device_of={LayerTask("F", 0): 0, LayerTask("I", 0): 1, LayerTask("W", 0): 2})
-    verify_rounds(rounds)
-    assert [rounds.version(0, micro_batch) for micro_batch in range(6)] == [0, 0, 0, 1, 1, 2]
-    assert round_seconds(rounds) == pytest.approx(6.5)
+    device_of = {LayerTask("F", 0): 0, LayerTask("I", 0): 1, LayerTask("W", 0): 2}
+    late, flushed = (Rounds(work=work, device_of=device_of, weights=weights) for weights in ("stash", "flush"))
+    for rounds in (late, flushed):
+        verify_rounds(rounds)
+    assert [late.version(0, micro_batch) for micro_batch in range(7)] == [0, 0, 0, 0, 1, 1, 2]
+    assert [flushed.version(0, micro_batch) for micro_batch in range(5)] == [0, 0, 1, 1, 2]
+    assert round_seconds(late) == pytest.approx(8.5 / 2)
+    assert round_seconds(flushed) == pytest.approx(8.5)
 
 
 def test_the_verifier_sees_a_task_that_is_too_early() -> None:

@@ -39,26 +39,28 @@ class WeightHalf:
     """The gradients of the roots, in their order."""
     saved_tensors: ReleasableTensors | None = None
     """The tensors that its operations read."""
+    again: bool = False
+    """Whether the graph is kept, to be run again."""
 
     def run(self) -> None:
         """Add to the gradients of the parameters as `torch.autograd.backward` does, so that their hooks run."""
         self._repeat()
         if self.roots:
-            torch.autograd.backward(self.roots, self.gradients)
+            torch.autograd.backward(self.roots, self.gradients, retain_graph=self.again)
 
     def of(self, parameters: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """Return gradients of parameters, None for those that get none. Nothing is added, and no hook runs."""
         self._repeat()
         if not (self.roots and parameters):
             return [None] * len(parameters)
-        return torch.autograd.grad(self.roots, parameters, self.gradients, allow_unused=True)
+        return torch.autograd.grad(self.roots, parameters, self.gradients, retain_graph=self.again, allow_unused=True)
 
     def _repeat(self) -> None:
         while self.repeated:
             operation = self.repeated.pop()
             edges = operation.parameter_edges
             with running(Half("weight", frozenset(edges))):
-                gradients = _gradients(operation.arrivals, operation.gradients, edges, again=False)
+                gradients = _gradients(operation.arrivals, operation.gradients, edges, again=self.again)
             for edge, gradient in zip(edges, gradients, strict=True):
                 if gradient is not None:
                     self.roots.append(edge)

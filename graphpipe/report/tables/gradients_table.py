@@ -48,7 +48,7 @@ def gradients_line(rounds: Rounds, plan_seconds: float) -> str:
     return (
         f"gradients apart: a mini-batch every {format_seconds(period)}, {plan_seconds / period:.2f} times as fast as "
         f"the stages of the plan; weights are up to {updates} older; the busiest link carries {format_bytes(busiest)} "
-        f"per mini-batch (simulated; the runtime does not run this)"
+        f"per mini-batch (simulated; train.gradients_apart=stash trains so)"
     )
 
 

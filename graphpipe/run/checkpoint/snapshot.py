@@ -70,7 +70,7 @@ def take_snapshot(state: PipelineState, training: TrainingState, *, copies: bool
     model = ModelTensors.of(state)
     saved = model.saved_by(state)
     optimizers, slots = _optimizers(state, saved, model.counted_by(state), copies=copies)
-    common = CommonState(training=training, plan=state.plan, aliases=model.aliases) if state.rank == 0 else None
+    common = CommonState(training=training, plan=state.saved_plan, aliases=model.aliases) if state.rank == 0 else None
     return Snapshot(
         tensors=cpu_copies(saved) if copies else saved,
         optimizers=optimizers,
@@ -87,6 +87,7 @@ def _optimizers(
     # With ZeRO-1 each parameter is updated on one replica only, and that one saves its state.
     states: list[OptimizerState] = []
     tensors: dict[str, Tensor] = {}
+    here = saved if state.updated is None else state.updated
     for scheduled in state.optimizers:
         names = state.parameter_names
         own, own_slots = extract_optimizer_state(scheduled.optimizer, scheduled.scheduler, names)
@@ -95,7 +96,7 @@ def _optimizers(
         kept = {
             name: state_of_parameter
             for name, state_of_parameter in optimizer.parameters.items()
-            if name in (counted if is_sharded else saved)
+            if name in (counted if is_sharded else here)
         }
         # To assemble shards is a collective call: all ranks go through the names in the same order. Only the rank that
         # saves a tensor keeps it whole, in the memory of the host.

@@ -4,7 +4,7 @@ Before a step every rank sends its neighbours a description of its mini-batch. I
 of the step; a rank that computes first does not wait for them, because they have arrived by then.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
@@ -26,10 +26,23 @@ _DIGEST, _LENGTH = 16, 256
 """Bytes of the digest, which is compared, and of the whole message, whose rest is the start of the description."""
 
 
-def neighbours(plan: Plan, placement: RankPlacement, lowered: LoweredSchedule, rank: int) -> tuple[int, ...]:
+def neighbours(
+    plan: Plan,
+    placement: RankPlacement,
+    lowered: LoweredSchedule,
+    rank: int,
+    others: Collection[tuple[int, int]] = (),
+) -> tuple[int, ...]:
     """Return the ranks that a rank sends to or receives from, and its neighbours among the replicas of a stage.
 
     A rank without a stage compares its mini-batch with a rank of the first stage.
+
+    Args:
+        plan: to be run.
+        placement: of the plan on the ranks.
+        lowered: the schedule.
+        rank: whose neighbours are returned.
+        others: pairs of devices that exchange messages besides.
     """
     ends = [
         (placement.rank_of[action.transfer.source_device], placement.rank_of[action.transfer.target_device])
@@ -39,6 +52,7 @@ def neighbours(plan: Plan, placement: RankPlacement, lowered: LoweredSchedule, r
     for stage in range(len(plan.stages)):
         ranks = sorted(set(placement.all_ranks(stage)))
         ends += pairwise(ranks)
+    ends += [(placement.rank_of[one], placement.rank_of[other]) for one, other in others]
     ends += [(placement.ranks(0)[0], idle) for idle in placement.idle]
     return tuple(sorted({other for pair in ends if rank in pair for other in pair} - {rank}))
 

@@ -12,6 +12,7 @@ from graphpipe.run.meeting.reachability import Reachability
 _REMEDIES = {
     "plan": "Give every rank the same plan file.",
     "engine": "Give every rank the same engine.",
+    "devices of gradients": "Place gradients by the same plan on every rank.",
     "optimizer sharding": "Give every rank the same shard_optimizer.",
     "precision": "Give every rank the same precision.",
     "values on the stage edges": "Build the same model, with the same example inputs and frozen parts, on every rank.",

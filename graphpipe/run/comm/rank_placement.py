@@ -30,8 +30,8 @@ class RankPlacement:
     """The rank of each device."""
 
     @staticmethod
-    def of(plan: Plan, size: int) -> "RankPlacement":
-        """Place the plan's devices on `size` ranks.
+    def of(plan: Plan, size: int, used: tuple[int, ...] | None = None) -> "RankPlacement":
+        """Place the plan's devices, or all those in `used`, on `size` ranks.
 
         If there are as many ranks as the cluster has devices, rank i is device i. Otherwise it is the i-th device in
         use, and the last ranks have no device.
@@ -39,7 +39,7 @@ class RankPlacement:
         Raises:
             InvalidInput: the world has several ranks, but fewer than the plan has devices in use.
         """
-        used = plan.used_devices
+        used = plan.used_devices if used is None else used
         if 1 < size < len(used):
             raise InvalidInput(
                 f"the plan uses {len(used)} devices, the world has {size} ranks",

@@ -1,6 +1,6 @@
 """Finds which rows of a mini-batch a rank reads, from the plan alone."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans.sharding import count_micro_batches, sample_range
@@ -10,7 +10,13 @@ from graphpipe.run.step.evaluation import stretch
 
 
 def find_needs(
-    placement: RankPlacement, rank: int, programs: Sequence[StageProgram], size: int, *, all_targets: bool
+    placement: RankPlacement,
+    rank: int,
+    programs: Sequence[StageProgram],
+    size: int,
+    *,
+    all_targets: bool,
+    gradients_of: Collection[int] = (),
 ) -> Needs:
     """Return the rows of a mini-batch that the stages of a rank consume.
 
@@ -20,6 +26,7 @@ def find_needs(
         programs: by stage.
         size: samples of the mini-batch.
         all_targets: the loss of some samples needs the targets of all.
+        gradients_of: stages of which the rank computes gradients, whose forward may be on another rank.
     """
     stages = stretch(placement.plan, size).stages
     inputs: dict[str, set[int]] = {}
@@ -33,6 +40,11 @@ def find_needs(
             inputs.setdefault(name, set()).update(rows)
         if program.is_output:
             targets |= {*range(size)} if all_targets else rows
+    for stage in gradients_of:
+        for name in programs[stage].model_inputs:
+            inputs.setdefault(name, set()).update(range(size))
+        if programs[stage].is_output:
+            targets |= {*range(size)}
     layout = placement.plan.graph.input_layout
     return Needs(
         size=size,

@@ -36,5 +36,9 @@ class PipelineState:
     """Names, in the user's model, of the parameters that this rank's optimizers change; by `id(parameter)`."""
     optimizers: tuple[ScheduledOptimizer, ...]
     """This rank's optimizers and their learning-rate schedules."""
+    saved_plan: Plan
+    """The plan that a checkpoint names: with gradients apart that of the user, and not that of the layers."""
+    updated: frozenset[str] | None = None
+    """Names of the parameters whose optimizer state this rank saves. None: of those that it saves."""
     positions: Mapping[int, int] = field(default_factory=dict[int, int])
     """The position of this rank among those that share a replica, by stage that it hosts."""

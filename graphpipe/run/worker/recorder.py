@@ -1,9 +1,9 @@
 """Records when everything happened: the spans of one rank, and those of all ranks as a trace."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
@@ -125,9 +125,15 @@ class Recorder:
             "memory": [to_body(sample) for sample in self.memory],
         }
 
-    def gather(self, plan: Plan) -> Trace:
-        """Return the trace of all ranks; every rank must call this."""
-        return assemble(plan, self.world.exchange(self.own()), "measured", self.mini_batches)
+    def gather(self, plan: Plan, devices: Iterable[int]) -> Trace:
+        """Return the trace of all ranks; every rank must call this.
+
+        Args:
+            plan: that was run.
+            devices: that ranks have.
+        """
+        trace = assemble(plan, self.world.exchange(self.own()), "measured", self.mini_batches)
+        return replace(trace, used_devices=tuple(sorted(devices)))
 
 
 @dataclass(frozen=True, slots=True)

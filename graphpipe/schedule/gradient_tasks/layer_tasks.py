@@ -3,12 +3,15 @@
     F0 --> F1 --> F2            F  forward
      |      |      |            I  gradient of the inputs
      v      v      v            W  gradient of the weights, and their update
-    W0 <-- I1 <-- I2            W and I of a layer read the same: gradients of its outputs, and what its F has kept.
-           W1 <---'  W2
+    W0 <-- I1 <-- I2            I reads gradients of the outputs of its layer, and what the layer's F has kept.
+            |      |            W reads what is kept between the two halves of a backward, from I. Where nothing
+            v      v              before a layer is trained, there is no I, and W reads what an I would read.
+           W1     W2
 
 Without the updates, which may come late, this graph has no cycle. So it can be pipelined like a chain of operators.
 
-Unnikrishnan and Parhi, LayerPipe (2021), treat the two gradients of a layer as independent tasks.
+Unnikrishnan and Parhi, LayerPipe (2021), treat the two gradients of a layer as independent tasks. That holds for single
+operators. A layer with several of them has gradients inside, which I computes, and W reads.
 """
 
 from collections.abc import Mapping, Sequence
@@ -75,11 +78,13 @@ class LayerTasks:
             if seconds.weight_gradient > 0 or model.parameter_bytes.gradients(ops) > 0:
                 gradients.append(LayerTask("W", layer))
             kept = micro_batch * model.stage_memory(ops, micro_batch).per_sample
-            for task in gradients:
-                reads[LayerTask("F", layer), task] = kept
+            for first in gradients[:1]:
+                reads[LayerTask("F", layer), first] = kept
                 for (one, other), count in back.items():
                     if one == layer:
-                        reads[LayerTask("I", other), task] = count
+                        reads[LayerTask("I", other), first] = count
+            for weights in gradients[1:]:
+                reads[gradients[0], weights] = kept * model.table.kept_for_weight_gradient
             tasks += gradients
         return LayerTasks(
             model=model,

@@ -11,12 +11,16 @@ theory of retiming, the cuts between devices get a delay each.
 
 Unnikrishnan and Parhi, LayerPipe2 (2025): a layer with S stages behind it gets a delay of 2 S. Here layer 0 has S = 1,
 if every mini-batch is one micro-batch.
+
+With a flush, the rounds of a mini-batch begin when all tasks of the one before are done. Then no update is late.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
+from graphpipe.plans import Plan
 from graphpipe.schedule.gradient_tasks.layer_tasks import LayerTask, LayerTasks
 
 
@@ -28,6 +32,11 @@ class Rounds:
     work: LayerTasks
     device_of: Mapping[LayerTask, int]
     """The device of each task, which does its tasks in the order of `LayerTasks.tasks`."""
+    weights: Literal["flush", "stash"] = "stash"
+    """Which weights F and I of a micro-batch read. `stash`: the newest when its F runs. `flush`: those that all updates
+    before its mini-batch have made."""
+    plan: Plan | None = None
+    """The plan whose layers are placed, if they are those of a plan."""
 
     @cached_property
     def lag(self) -> dict[LayerTask, int]:
@@ -39,6 +48,30 @@ class Rounds:
             )
             lags[task] = max((lag + apart for lag, apart in before), default=0)
         return lags
+
+    @cached_property
+    def drain(self) -> int:
+        """The rounds in which a mini-batch only ends, before the next one begins."""
+        return max(self.lag.values()) if self.weights == "flush" else 0
+
+    def round_of(self, task: LayerTask, micro_batch: int) -> int:
+        """Return the round in which a task does a micro-batch, counted on through the mini-batches."""
+        return self.lag[task] + micro_batch + self.drain * (micro_batch // self.work.micro_batches)
+
+    def micro_batch_in(self, task: LayerTask, number: int) -> int | None:
+        """Return the micro-batch that a task does in a round; None if there is none."""
+        step = self.work.micro_batches + self.drain
+        mini_batch, place = divmod(number - self.lag[task], step)
+        return mini_batch * self.work.micro_batches + place if mini_batch >= 0 and place < step - self.drain else None
+
+    def length(self, mini_batches: int) -> int:
+        """Return the number of rounds in which so many mini-batches are done, without others behind them."""
+        return 1 + max(self.round_of(task, mini_batches * self.work.micro_batches - 1) for task in self.lag)
+
+    @cached_property
+    def devices(self) -> tuple[int, ...]:
+        """The devices that have tasks, ascending."""
+        return tuple(self.orders)
 
     @cached_property
     def orders(self) -> dict[int, tuple[LayerTask, ...]]:
@@ -55,14 +88,14 @@ class Rounds:
         lag(W). What was updated before a round is there.
         """
         update, forward = LayerTask("W", layer), LayerTask("F", layer)
-        if update not in self.device_of:
+        if update not in self.device_of or self.weights == "flush":
             return 0
         return -((self.lag[forward] - self.lag[update]) // self.work.micro_batches)
 
     def version(self, layer: int, micro_batch: int) -> int:
         """Return how many updates the weights have that F and I of a layer read for a micro-batch."""
         update, forward = LayerTask("W", layer), LayerTask("F", layer)
-        late = self.lag[update] - self.lag[forward] if update in self.device_of else 0
+        late = self.lag[update] - self.lag[forward] if update in self.device_of and self.weights == "stash" else 0
         return max(0, micro_batch - late) // self.work.micro_batches
 
     def seconds(self, device: int) -> float:
@@ -96,6 +129,11 @@ class Rounds:
             times = 1 if task.kind == "W" else self.work.micro_batches
             bytes_by_pair[source, target] = bytes_by_pair.get((source, target), 0.0) + times * count
         return bytes_by_pair
+
+    @property
+    def pairs(self) -> frozenset[tuple[int, int]]:
+        """The senders and receivers of messages."""
+        return frozenset((source, target) for source, target, _ in self.messages)
 
     @cached_property
     def messages(self) -> dict[tuple[int, int, LayerTask], float]:

@@ -21,12 +21,18 @@ def verify_rounds(rounds: Rounds) -> None:
     made_in: dict[tuple[LayerTask, int], int] = {}
     updates, missing = dict.fromkeys(range(len(rounds.work.layers)), 0), dict[int, int]()
     last = max(rounds.lag.values())
+    flushes = rounds.weights == "flush"
     for number in range(2 * (last + micro_batches) + 1):
         known = dict(updates)
         for device, order in rounds.orders.items():
             for task in order:
                 assert rounds.device_of[task] == device, f"{task} is on another device"
-                if (micro_batch := number - rounds.lag[task]) < 0:
+                micro_batch = number - rounds.lag[task]
+                if flushes:  # every mini-batch takes `last` rounds more
+                    mini_batch, place = divmod(micro_batch, micro_batches + last)
+                    micro_batch = mini_batch * micro_batches + place if place < micro_batches else -1
+                assert rounds.micro_batch_in(task, number) == (micro_batch if micro_batch >= 0 else None)
+                if micro_batch < 0:
                     continue
                 for producer in reads.get(task, []):
                     made = made_in.get((producer, micro_batch))

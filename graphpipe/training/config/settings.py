@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from pydantic import ConfigDict
 
@@ -43,6 +44,10 @@ class TrainSettings:
     optimizer unchanged. With `fp16` the loss is scaled, and a step whose gradients overflow changes only the scale."""
     compile: bool = False
     """Compile the stages by `torch.compile`, from the second step on (docs/compile.md). Plans predict eager stages."""
+    gradients_apart: Literal["", "flush", "stash"] = ""
+    """Compute the gradients of layers on other devices than their forwards, where that is faster
+    (docs/asynchronous/layerpipe.md). `stash` updates weights late, `flush` after every mini-batch. By default the
+    stages of the plan compute them."""
     engine: str = DEFAULT_SYNC
     """Name of the replica synchronisation, which sums gradients over the replicas of a stage (docs/training.md lists
     them). Plans count the memory of whole weights, gradients and optimizer state on every replica."""
@@ -171,6 +176,9 @@ class TrainConfig:
         if self.plan.inference:
             remedy = "Leave it out, or plan for `graphpipe infer`."
             raise InvalidInput("is true, but a configuration is for training", where="plan.inference", remedy=remedy)
+        if self.run.elastic and self.train.gradients_apart:
+            what = f"is '{self.train.gradients_apart}', and a run that loses a device cannot place its gradients again"
+            raise InvalidInput(what, where="train.gradients_apart", remedy="Leave out run.elastic.")
         if self.run.elastic and self.train.checkpoint_every is None:
             raise InvalidInput(
                 "an elastic run continues from checkpoints, but no checkpoints are made",

@@ -9,7 +9,13 @@ Only step numbers decide. So a resumed training has the same segments, and its l
 
 from collections.abc import Iterator
 
+from graphpipe.plans import Plan
 from graphpipe.training.config.settings import TrainSettings
+
+
+def flushes(settings: TrainSettings, plan: Plan) -> bool:
+    """Return whether the pipeline drains after every step."""
+    return settings.gradients_apart != "stash" and plan.weights == "flush"
 
 
 def segment_ends(settings: TrainSettings, done: int, steps: int, *, flushes: bool) -> Iterator[int]:

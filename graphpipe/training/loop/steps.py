@@ -10,7 +10,7 @@ from graphpipe.run.stage.shares.batch_share import GivenBatch
 from graphpipe.trace import Trace
 from graphpipe.training.elastic.survivor import BufferCopies
 from graphpipe.training.loop.evaluations import Evaluations
-from graphpipe.training.loop.segment_ends import segment_ends
+from graphpipe.training.loop.segment_ends import flushes, segment_ends
 from graphpipe.training.run_folder.leave_request import LeaveRequest
 from graphpipe.training.run_folder.metrics_log import StepMetrics
 
@@ -18,7 +18,8 @@ TRACED = 5
 """Number of last steps that are traced. The one with the median time is saved as the measured trace.
 
 Before a traced step all ranks wait for each other. The steps before evaluations are traced too. The others are not
-recorded, and do not have this barrier. Nor is the first step, if others follow, because stages are checked in it."""
+recorded, and do not have this barrier. Nor is the first step, if others follow, because stages are checked in it. With
+gradients apart none is recorded, because the predicted trace is that of the plan's stages."""
 
 
 @dataclass(slots=True)
@@ -53,9 +54,10 @@ def run_steps(
     """
     done, pipeline, telemetry = DoneSteps(), evaluations.pipeline, evaluations.telemetry
     settings, callbacks, last = evaluations.config.train, evaluations.callbacks, telemetry.steps
-    for end in segment_ends(settings, pipeline.steps, last, flushes=pipeline.plan.weights == "flush"):
+    for end in segment_ends(settings, pipeline.steps, last, flushes=flushes(settings, pipeline.plan)):
         evaluated = evaluations.due(end)
-        pipeline.recording = (end > last - TRACED or evaluated) and (pipeline.steps > 0 or end == last)
+        traced = (end > last - TRACED or evaluated) and (pipeline.steps > 0 or end == last)
+        pipeline.recording = traced and not settings.gradients_apart
         for each in _segment(pipeline, batches, end):
             history.append(each)
             figures = telemetry.step(each, drained=each.step == end)

@@ -92,6 +92,8 @@ def model_of(kind: str) -> DagModule:
         layers["a"] = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 6))
     if kind == "norm":
         layers["b"] = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6))
+    if kind == "dropout":
+        layers["b"] = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.Linear(6, 6))
     if kind == "checkpointed":
         layers |= {name: Checkpointed(layers[name]) for name in "bc"}
     if kind == "shifts":
