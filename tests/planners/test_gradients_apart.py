@@ -111,6 +111,7 @@ def test_the_verifier_sees_a_task_that_is_too_early() -> None:
 def test_memory_of_rounds_by_hand() -> None:
     """Three layers of 4 bytes, weights in 4 copies (gradients, two of the optimizer), 4 bytes between two layers."""
     rounds = rounds_on_own_devices(3)
-    # Layer 0: 4 versions more for a delay of 4. Its W reads the gradient of F1's input, made one round before.
-    assert rounds.memory_bytes(0) == 4 * 4 + 4 * 4 + 2 * 4
+    # Layer 0: 4 versions more for a delay of 4. Its I reads the gradient of F1's input, made one round before, and its
+    # W what I keeps for it.
+    assert rounds.memory_bytes(0) == 4 * 4 + 4 * 4 + 2 * 4 + 4
     assert rounds.sent_bytes() == {(0, 1): 4.0, (1, 2): 4.0, (1, 0): 4.0, (2, 1): 4.0}

@@ -84,9 +84,13 @@ class RecordedBackward(Generic[Name]):
     input_reads: list[int] = field(default_factory=list[int])
     """Positions of the saved tensors that the input half reads, apart from parameters and repeated ones."""
     weight_reads: list[int] = field(default_factory=list[int])
-    """The same of the weight half, which gets also the parameters that it reads."""
+    """The same of the weight half, which gets also the parameters that it needs."""
+    unused: frozenset[int] = frozenset()
+    """Positions of parts of parameters that the weight half reads and does not need. An operation reads all that it has
+    saved, whichever gradients are wanted."""
     carried: list[Layout | None] = field(default_factory=list[Layout | None])
     """The gradients that the input half leaves to the weight half; None where there is none."""
+    _device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     _leaving: dict[Node, Edges] = field(default_factory=dict[Node, Edges])
     _arrivals: dict[Node, Edges] = field(default_factory=dict[Node, Edges])
 
@@ -118,6 +122,7 @@ class RecordedBackward(Generic[Name]):
             graph=graph,
             outputs=outputs_among(tensors, roots),
             root_layouts={name: Layout.of(root) for name, root in roots.items()},
+            _device=next((each.device for each in tensors), torch.device("cpu")),
             _leaving=graph.parameter_edges(),
             _arrivals=graph.arrivals(),
         )
@@ -198,7 +203,21 @@ class RecordedBackward(Generic[Name]):
         self.carried = [None if each is None else Layout.of(each) for each in carried]
         handler.read.clear()
         self.gradients_of(trained, carried, kept)
-        self.weight_reads = sorted(self._own(handler.read))
+        read = self._own(handler.read)
+        self.unused = self._unused({at for at in read if self.layouts[at].parameter}, trained, carried, kept)
+        self.weight_reads = sorted(read - self.unused)
+
+    def _unused(
+        self, parts: set[int], trained: Sequence[Tensor], carried: Gradients, kept: Mapping[int, Tensor]
+    ) -> frozenset[int]:
+        # Parts of parameters, if NaN in their place changes no gradient.
+        if not all(kept[at].is_floating_point() for at in parts):
+            return frozenset()
+        ones: Gradients = [None if each is None else torch.ones_like(each) for each in carried]
+        without = {**kept, **{at: torch.full_like(kept[at], torch.nan) for at in parts}}
+        pairs = zip(self.gradients_of(trained, ones, kept), self.gradients_of(trained, ones, without), strict=True)
+        same = all(one is other if one is None or other is None else torch.equal(one, other) for one, other in pairs)
+        return frozenset(parts) if same else frozenset()
 
     def _own(self, read: set[int]) -> set[int]:
         return {at if (same := self.layouts[at].same_as) is None else same for at in read}
@@ -231,6 +250,8 @@ class RecordedBackward(Generic[Name]):
             own = at if each.same_as is None else each.same_as
             held = None if each.parameter is None else parameters
             saved.tensor = kept.get(own) if held is None else self._part(at, held)
+            if saved.tensor is None and own in self.unused:
+                saved.tensor = torch.zeros((), dtype=each.layout.dtype, device=self._device).expand(each.layout.shape)
 
     def _part(self, at: int, parameters: Sequence[Tensor]) -> Tensor:
         # A saved tensor that is a part of a parameter.

@@ -78,13 +78,13 @@ class LayerTasks:
             if seconds.weight_gradient > 0 or model.parameter_bytes.gradients(ops) > 0:
                 gradients.append(LayerTask("W", layer))
             kept = micro_batch * model.stage_memory(ops, micro_batch).per_sample
+            arriving = {LayerTask("I", other): count for (one, other), count in back.items() if one == layer}
             for first in gradients[:1]:
                 reads[LayerTask("F", layer), first] = kept
-                for (one, other), count in back.items():
-                    if one == layer:
-                        reads[LayerTask("I", other), first] = count
-            for weights in gradients[1:]:
-                reads[gradients[0], weights] = kept * model.table.kept_for_weight_gradient
+                reads |= {(other, first): count for other, count in arriving.items()}
+            for weights in gradients[1:]:  # About as many bytes of gradients as those of the layer's outputs.
+                share = model.table.kept_for_weight_gradient
+                reads[gradients[0], weights] = kept * share + sum(arriving.values())
             tasks += gradients
         return LayerTasks(
             model=model,

@@ -119,7 +119,8 @@ class Rounds:
         for task in hosted:
             for producer in self.work.producers[task]:
                 rounds = 1 + self.lag[task] - self.lag[producer]
-                kept[producer] = max(kept.get(producer, 0.0), rounds * self.work.reads[producer, task])
+                before, count = kept.get(producer, 0.0), rounds * self.work.reads[producer, task]
+                kept[producer] = before + count if producer.kind == "I" else max(before, count)
         return total + sum(kept.values())
 
     def sent_bytes(self) -> dict[tuple[int, int], float]:
@@ -152,4 +153,6 @@ class Rounds:
     ) -> None:
         ends = self.device_of[one], self.device_of[other]
         if ends[0] != ends[1]:
-            bytes_by_message[*ends, one] = max(bytes_by_message.get((*ends, one), 0.0), count)
+            before = bytes_by_message.get((*ends, one), 0.0)
+            # An I makes another gradient for each reader. What an F makes is sent once, and its readers share it.
+            bytes_by_message[*ends, one] = before + count if one.kind == "I" else max(before, count)
