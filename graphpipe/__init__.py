@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from graphpipe.model.inputs.packed_rows import packed_rows
     from graphpipe.model.own_loss.from_transformers import from_transformers
     from graphpipe.model.shards.with_shards import with_shards
+    from graphpipe.planners.gradients_apart import place_gradients
     from graphpipe.planning.backwards import choose_backwards
     from graphpipe.planning.by_hand import HandStage
     from graphpipe.planning.hand_plan import hand_plan
@@ -87,6 +88,7 @@ _HOMES = {
     "InferencePipeline": "graphpipe.run.inference.inference_pipeline",
     "hand_plan": "graphpipe.planning.hand_plan",
     "packed_rows": "graphpipe.model.inputs.packed_rows",
+    "place_gradients": "graphpipe.planners.gradients_apart",
     "plan": "graphpipe.planning.plan",
     "profile": "graphpipe.profiler.profile",
     "simulate": "graphpipe.simulator.simulate",
@@ -159,6 +161,7 @@ __all__ = [
     "from_transformers",
     "hand_plan",
     "packed_rows",
+    "place_gradients",
     "plan",
     "profile",
     "simulate",
