@@ -147,7 +147,7 @@ def run_training(
 
     finished = train(config, plan=plan, resume=resume, tell=output.show, on_plan=partial(_show_plan, output))
     if finished.rank == 0:
-        _show_result(output, finished)
+        _show_result(output, finished, apart=bool(config.train.gradients_apart))
     return finished
 
 
@@ -156,7 +156,7 @@ def _show_plan(output: Output, plan: Plan) -> None:
     output.show(plan_table(plan, plan.prediction), *summary_lines(summarise(plan, plan.prediction)))
 
 
-def _show_result(output: Output, finished: "FinishedRun") -> None:
+def _show_result(output: Output, finished: "FinishedRun", *, apart: bool) -> None:
     folder, result = finished.folder, finished.result
     if folder.measured_trace.exists():
         measured = Trace.load(folder.measured_trace)
@@ -164,7 +164,8 @@ def _show_result(output: Output, finished: "FinishedRun") -> None:
         difference = compare(predicted, measured)
         output.show(measured_table(difference, [stage.name for stage in finished.plan.stages]))
     else:
-        output.show("no step was left to do, so no measured step is compared with the prediction")
+        why = "gradients were computed apart from the stages of the plan" if apart else "no step was left to do"
+        output.show(f"{why}, so no measured step is compared with the prediction")
     accuracy = "" if result.accuracy is None else f", held-out accuracy {result.accuracy:.1%}"
     held_out = "" if result.loss_held_out is None else f", held-out loss {result.loss_held_out:.4f}"
     predicted = "" if result.step_seconds_predicted is None else format_seconds(result.step_seconds_predicted)

@@ -215,3 +215,26 @@ def test_runs_that_cannot_be_resumed(run: Run, broken: None) -> None:
     assert ran.code == 4
     assert "model-00.safetensors: holds" in ran.err
     assert sorted(str(path) for path in Path("runs").rglob("*")) == before
+
+
+@pytest.mark.usefixtures("forked_ranks")
+def test_gradients_apart_go_on_from_a_checkpoint(run: Run, config: None) -> None:
+    """Their optimizers are elsewhere than the weights that a checkpoint saves, and their plan has other stages."""
+    words = ["train", "tiny.toml", "cluster=summit:1x2", "plan.planner=pipedream", "train.checkpoint_every=3"]
+    words += ["train.gradients_apart=stash", "optimizer.name=adamw"]
+    for settings in (["train.steps=3"], ["train.steps=6"]):
+        done = run(*words, *settings)
+        assert done.code == 0, done.err
+    assert "gradients were computed apart from the stages of the plan" in done.out
+    resumed = run(*words, "train.steps=6", "--resume", "runs/tiny-1")
+    assert resumed.code == 0, resumed.err
+    assert losses("runs/tiny-1") == losses("runs/tiny-2")
+    for name, tensor in weights("runs/tiny-2").items():
+        assert torch.equal(weights("runs/tiny-1")[name], tensor), name
+    assert len(Plan.load(Path("runs/tiny-1/plan.json")).used_devices) == 2
+
+
+def test_an_elastic_run_with_gradients_apart_is_refused(run: Run, config: None) -> None:
+    refused = run("train", "tiny.toml", "train.gradients_apart=flush", "--elastic", "train.checkpoint_every=3")
+    assert refused.code == 2
+    assert "train.gradients_apart: is 'flush', and a run that loses a device cannot place its gradients" in refused.err

@@ -85,7 +85,7 @@ def saved_layouts(tensors: Sequence[Tensor], parameters: Sequence[Tensor]) -> li
         layout, home = Layout.of(tensor), homes.get(tensor.untyped_storage().data_ptr())
         parameter = None
         if home is not None and tensor.numel() and tensor.dtype == parameters[home].dtype:
-            parameter = home, tensor.storage_offset() - parameters[home].storage_offset()
+            parameter = home, int(tensor.storage_offset() - parameters[home].storage_offset())
         earlier = first.setdefault((tensor.data_ptr(), layout), at) if tensor.numel() else at
         found.append(SavedLayout(layout, None if earlier == at else earlier, parameter))
     return found

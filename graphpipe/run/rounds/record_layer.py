@@ -125,9 +125,8 @@ def compare(
     with _other_values(module):
         found, carried = recorded.first_half(ones, kept, parameters)
         weights = recorded.gradients_of(trained, carried, recorded.for_weights(kept, parameters))
-    for one, other in zip(expected, (*found.values(), *weights), strict=True):
-        if (one is None) != (other is None) or (one is not None and not _equal(one, other)):
-            raise other_backward(layer)
+    if not all(map(_equal, expected, (*found.values(), *weights))):
+        raise other_backward(layer)
 
 
 @contextmanager
@@ -153,8 +152,10 @@ def other_backward(layer: LayerCopy) -> InvalidInput:
     )
 
 
-def _equal(one: Tensor, other: Tensor | None) -> bool:
-    if other is None or one.is_sparse != other.is_sparse:
+def _equal(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    if one.is_sparse != other.is_sparse:
         return False
     if one.is_sparse:
         one, other = one.to_dense(), other.to_dense()
