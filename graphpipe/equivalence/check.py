@@ -24,6 +24,7 @@ from graphpipe.errors import InvalidInput
 from graphpipe.graph import parameter_of
 from graphpipe.host_memory import available_host_bytes
 from graphpipe.model.capture.capture import Captured
+from graphpipe.model.hidden.compiled_modules import eagerly
 from graphpipe.model.inputs import Inputs, name_inputs
 from graphpipe.plans import Plan
 from graphpipe.run.initial_weights.filled_copy import filled_copy, lacks_data
@@ -83,12 +84,13 @@ def check(
         InvalidInput: there are too few samples, the model does not fit the plan, or the pipeline refuses the model.
         NotChecked: the model does not train in plain PyTorch. TooLarge: it does not fit in memory.
     """
-    return _Check(
-        subject=_subject(plan, model, loss_fn, inputs, targets, captured, timeout_seconds),
-        batch_size=plan.batch_size,
-        start=time.perf_counter(),
-        seconds=timeout_seconds,
-    ).result()
+    with eagerly(model):
+        return _Check(
+            subject=_subject(plan, model, loss_fn, inputs, targets, captured, timeout_seconds),
+            batch_size=plan.batch_size,
+            start=time.perf_counter(),
+            seconds=timeout_seconds,
+        ).result()
 
 
 def _subject(

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partialmethod
 from operator import attrgetter
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -334,8 +334,7 @@ def shut_down_within(config: Any, seconds: int) -> None:
 
 def own_hooks(module: nn.Module, *, backward: bool) -> list[Callable[..., Any]]:
     """Return the hooks of a module itself that run in its backward, or those before and after its forward."""
-    tables = HOOK_TABLES(module)
-    return [hook for table in (tables[2:] if backward else tables[:2]) for hook in table.values()]
+    return [hook for table in HOOK_TABLES(module)[slice(2, None) if backward else slice(2)] for hook in table.values()]
 
 
 def gradient_hooks(parameter: Tensor) -> list[Callable[..., Any]]:
@@ -343,8 +342,9 @@ def gradient_hooks(parameter: Tensor) -> list[Callable[..., Any]]:
     return [hook for hooks in HOOKS_OF_TENSOR(parameter) for hook in (hooks or {}).values()]
 
 
-def is_compiled(module: nn.Module) -> bool:
-    """True for a module that `torch.compile` has compiled: as a whole, in place, or its method."""
-    wrapper = type(module).__name__ == "OptimizedModule" and type(module).__module__.startswith("torch._dynamo")
-    compiled = hasattr(getattr(module, "forward", None), "_torchdynamo_orig_callable")
-    return wrapper or compiled or COMPILED(module) is not None
+def compiled_form(module: nn.Module) -> Literal["", "wrapper", "method", "in place"]:
+    """Return how `torch.compile` has compiled a module: in a wrapper, its method, or in place. Empty: it has not."""
+    if type(module).__name__ == "OptimizedModule" and type(module).__module__.startswith("torch._dynamo"):
+        return "wrapper"
+    method = hasattr(getattr(module, "forward", None), "_torchdynamo_orig_callable")
+    return "method" if method else "in place" if COMPILED(module) is not None else ""

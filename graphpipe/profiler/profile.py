@@ -19,6 +19,7 @@ from graphpipe.devices.registry import kind_of
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.model.capture.capture import Captured, capture_nodes
+from graphpipe.model.hidden.compiled_modules import eagerly
 from graphpipe.model.inputs import Inputs, name_inputs
 from graphpipe.model.split.split import capture_for
 from graphpipe.model.torch_private import flatten, unflatten
@@ -108,7 +109,7 @@ def profile(
     values = {name: _repeat_rows(tensor, max(batch_sizes)) for name, tensor in inputs.items()}
     criterion = None if loss_fn is None else Criterion(loss_fn, _repeat_all(targets, max(batch_sizes), device))
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    with _threads_of_a_rank(cluster) as threads, _random_state_kept(device):
+    with _threads_of_a_rank(cluster) as threads, _random_state_kept(device), eagerly(model):
         effort = _on_device(effort or _effort(device, threads), device)
         sizes = sorted(set(batch_sizes))
         copies = _copies(cluster, threads, device)

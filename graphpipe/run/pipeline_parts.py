@@ -8,6 +8,7 @@ from hashlib import sha256
 from torch import nn
 
 from graphpipe.model.backends.registry import check_backward
+from graphpipe.model.compiled.own_compilations import own_compilations
 from graphpipe.model.compiled.stage_compiler import StageCompiler
 from graphpipe.model.hidden.later_changes import LaterChanges
 from graphpipe.model.split.module_stage import ModuleStage
@@ -27,7 +28,7 @@ from graphpipe.run.faults.status_reporter import StatusReporter
 from graphpipe.run.forward_digest import computed_alike
 from graphpipe.run.initial_weights.host_tensors import host_tensors
 from graphpipe.run.rounds.build_rounds import build_rounds, copied_programs
-from graphpipe.run.rounds.check_rounds import check_rounds
+from graphpipe.run.rounds.check_rounds import check_rounds, compiled_apart
 from graphpipe.run.rounds.train_rounds import TrainRounds
 from graphpipe.run.segments.build_updates import build_updates
 from graphpipe.run.segments.check_policy import check_policy
@@ -111,7 +112,6 @@ def build_parts(
     if plan.weights != "flush":
         check_policy(plan, syncs, options)
     check_tensor(plan, options.engine)
-    compiler = compiler_for(plan, syncs) if options.compile else None
     placement = RankPlacement.of(plan, world.size, None if rounds is None else rounds.devices)
     if rounds is not None:
         check_rounds(rounds, plan, world, options)
@@ -130,6 +130,14 @@ def build_parts(
     if isinstance(model, nn.Module):
         host_tensors(model, programs, placement, world, options.initial_weights, options.seed)
     worker = _worker(programs, placement, world, tasks, lowered, options, syncs)
+    names = [stage.name for stage in plan.stages]
+    modules = [(name, program.module) for name, program in zip(names, programs, strict=True)]
+    own = own_compilations(model, modules) if isinstance(model, nn.Module) else {}
+    if own and rounds is not None:
+        raise compiled_apart(next(iter(own)))
+    compiler = compiler_for(
+        plan, syncs, every=options.compile, own=own, split=[names[stage] for stage in tasks.split_stages]
+    )
     _let_read(loss, worker, output_stage := [program.is_output for program in programs].index(True))
     ranks = neighbours(plan, placement, lowered, world.rank, () if rounds is None else rounds.pairs)
     PeerWatch.begin(world, ranks, lambda: _progress(worker.monitor))

@@ -22,6 +22,7 @@ from graphpipe.model.torch_private import (
     FunctionContext,
     answering,
     call_directly,
+    compiled_form,
     current_backward_node,
     fake_mode,
     flat_vector,
@@ -29,7 +30,6 @@ from graphpipe.model.torch_private import (
     gradient_hooks,
     guessed,
     intercepted,
-    is_compiled,
     is_data_dependent,
     is_mutable,
     is_random,
@@ -337,7 +337,7 @@ def test_hooks_and_functions_are_found() -> None:
     weight.register_hook(lambda gradient: gradient)
     weight.register_post_accumulate_grad_hook(lambda _: None)
     assert [len(hooks) for hooks in found()] == [2] * 3
-    assert not is_compiled(layer)
+    assert compiled_form(layer) == ""
 
 
 def test_a_context_is_made_at_each_call_of_a_function(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,8 +38,8 @@ from graphpipe.model.capture.samples_in_front import put_samples_in_front
 from graphpipe.model.capture.shape_propagation import propagate_shapes
 from graphpipe.model.dag_module import DagModule, model_name
 from graphpipe.model.function_caches import without_caches
+from graphpipe.model.hidden.compiled_modules import check_compiled_modules, eagerly
 from graphpipe.model.hidden.library_draws import library_draws_fixed
-from graphpipe.model.hidden.refused_modules import check_not_compiled
 from graphpipe.model.inputs import Inputs, describe, name_inputs, read_layout
 from graphpipe.model.key_value_cache import without_cache
 from graphpipe.model.quiet import quiet_export
@@ -158,7 +158,7 @@ def capture_nodes(module: nn.Module, example_inputs: Inputs, origin: Origin = _A
     origin = replace(origin, parts=layout.parts)
     check_forms(dict(origin.forms), [*named])
     warn_of_unregistered_layers(module)
-    check_not_compiled(module)
+    check_compiled_modules(module)
     return capture_again(module, describe(named), origin)
 
 
@@ -187,7 +187,7 @@ def capture_again(
         InvalidInput: as `capture`.
     """
     deepest = max(path.count(".") for path, _ in module.named_modules())
-    with deep_enough(deepest + 1), library_draws_fixed():
+    with deep_enough(deepest + 1), library_draws_fixed(), eagerly(module):
         return _captured_anyhow(module, inputs, origin, compare_modes)
 
 

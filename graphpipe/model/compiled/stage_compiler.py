@@ -1,6 +1,6 @@
 """Compiles the programs of stages, region by region."""
 
-from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,8 +9,14 @@ from typing import Any, final
 from torch import fx, nn
 
 from graphpipe.model.compiled.halved_backward import HalvedBackward
-from graphpipe.model.compiled.torch_compiler import region_compiler, set_compiled_call
-from graphpipe.model.split.recompute_region import RecomputeRegion
+from graphpipe.model.compiled.own_compilations import Regions, called_parts
+from graphpipe.model.compiled.torch_compiler import (
+    Compilation,
+    region_compiler,
+    set_aside,
+    set_compiled_call,
+    wrapped,
+)
 from graphpipe.user_frames import describe_error, warn_user
 
 _Call = Callable[..., Any]
@@ -22,8 +28,13 @@ class StageCompiler:
     """Compiles the regions of the stages of a rank, equal ones once.
 
     A region is a submodule that has submodules itself, such as a layer of a transformer. A stage without any, which is
-    cut into single operations, is one region.
+    cut into single operations, is one region. What the user has compiled is a region in any case.
     """
+
+    every: bool = True
+    """Whether all regions are compiled, or else only those of the user."""
+    own: Mapping[str, Regions] = field(default_factory=dict[str, Regions])
+    """The regions that the user has compiled, by stage."""
 
     compilations: dict[str, int] = field(default_factory=dict[str, int])
     """How often forwards were compiled, by the name of a region: its class, or its stage."""
@@ -44,26 +55,37 @@ class StageCompiler:
             stages: names and modules.
         """
         calls = [call for name, module in stages for call in self._of_stage(name, module)]
-        for part, call in calls:
-            set_compiled_call(part, call)
-        try:
-            yield
-        finally:
-            for part, _ in calls:
-                set_compiled_call(part, None)
+        held = [part for name, module in stages if name in self.own for part in module.modules()]
+        with set_aside(held):
+            for part, call in calls:
+                set_compiled_call(part, call)
+            try:
+                yield
+            finally:
+                for part, _ in calls:
+                    set_compiled_call(part, None)
 
     def _of_stage(self, stage: str, module: nn.Module) -> list[tuple[nn.Module, _Call]]:
         if module not in self._calls:
-            regions = _regions(module, stage)
-            self._calls[module] = [(part, self._compile(name, part)(part)) for name, part in regions]
+            self._calls[module] = [
+                (part, self._compile(name, part, asked)(part)) for name, part, asked in self._regions(stage, module)
+            ]
         return self._calls[module]
 
-    def _compile(self, name: str, part: nn.Module) -> Callable[[nn.Module], _Call]:
+    def _regions(self, stage: str, module: nn.Module) -> Iterator[tuple[str, nn.Module, Compilation]]:
+        own = {module.get_submodule(name): asked for name, asked in self.own.get(stage, {}).items()}
+        for part, asked in own.items():
+            yield _label(stage, part), part, asked
+        inside = {inner for part in own for inner in part.modules()}
+        others = _regions(module, stage) if self.every and module not in inside else ()
+        yield from ((name, part, Compilation()) for name, part in others if part not in inside)
+
+    def _compile(self, name: str, part: nn.Module, asked: Compilation) -> Callable[[nn.Module], _Call]:
         # One for each kind of layer and its sizes, because it is what equal regions share, and it has few results.
-        kind = (name, *(parameter.shape for parameter in part.parameters()))
+        kind = (name, *(parameter.shape for parameter in part.parameters()), *asked.key)
         if kind not in self._compilers:
             self._compilers[kind] = region_compiler(
-                HalvedBackward, partial(self._note, name), partial(self._fail, name)
+                HalvedBackward, partial(self._note, name), partial(self._fail, name), asked
             )
         return self._compilers[kind]
 
@@ -77,26 +99,12 @@ class StageCompiler:
 
 
 def _regions(module: nn.Module, stage: str) -> Iterator[tuple[str, nn.Module]]:
-    whole = f"stage '{stage}'"
-    parts = [*dict.fromkeys(_called(module))]
+    parts = [wrapped(part) for part in dict.fromkeys(called_parts(module))]
     composed = [part for part in parts if any(True for _ in part.children())]
-    for part in composed:
-        yield whole if isinstance(part, fx.GraphModule) else type(part).__name__, part
     if not composed:
-        yield whole, module
+        yield f"stage '{stage}'", module
+    yield from ((_label(stage, part), part) for part in composed)
 
 
-def _called(module: nn.Module) -> Iterator[nn.Module]:
-    if not isinstance(module, fx.GraphModule):
-        yield from module.children()
-        return
-    for node in module.graph.nodes:
-        if node.op == "call_module":
-            part = module.get_submodule(str(node.target))
-            # What a region keeps is decided outside of what is compiled.
-            yield from _called_in(part.inner) if isinstance(part, RecomputeRegion) else [part]
-
-
-def _called_in(region: nn.Module) -> list[nn.Module]:
-    parts = [*_called(region)]
-    return parts if any(True for part in parts for _ in part.children()) else [region]
+def _label(stage: str, part: nn.Module) -> str:
+    return f"stage '{stage}'" if isinstance(part, fx.GraphModule) else type(part).__name__

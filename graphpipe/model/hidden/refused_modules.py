@@ -1,26 +1,9 @@
-"""Modules that a pipeline would train otherwise in silence: compiled ones, and hooks on the gradients of weights."""
+"""Modules that a pipeline would train otherwise in silence: those with hooks on the gradients of weights."""
 
 from torch import nn
 
 from graphpipe.errors import InvalidInput
-from graphpipe.model.torch_private import gradient_hooks, is_compiled
-
-
-def check_not_compiled(model: nn.Module) -> None:
-    """Check that neither the model nor a submodule is compiled.
-
-    Raises:
-        InvalidInput: one is.
-    """
-    for path, module in model.named_modules():
-        if is_compiled(module):
-            name = f"'{path}'" if path else "the model"
-            raise InvalidInput(
-                f"{name} is compiled by torch.compile, and a pipeline would run it eagerly",
-                where="model",
-                remedy="Give the model as it was before torch.compile, and let the pipeline compile its stages "
-                "(PipelineOptions(compile=True), train.compile=true).",
-            )
+from graphpipe.model.torch_private import gradient_hooks
 
 
 def check_gradient_hooks(model: nn.Module) -> None:

@@ -16,7 +16,7 @@ from graphpipe.model.capture.capture import Captured, Traced, capture_measured, 
 from graphpipe.model.capture.fused_attention import is_fused
 from graphpipe.model.capture.module_graph.failures import ExportFailed
 from graphpipe.model.capture.module_graph.opaque_modules import EVERY
-from graphpipe.model.hidden.refused_modules import check_not_compiled
+from graphpipe.model.hidden.compiled_modules import check_compiled_modules
 from graphpipe.model.inputs import describe, name_inputs, read_layout
 from graphpipe.model.key_value_cache import without_cache
 from graphpipe.model.own_loss.layer_class import layer_class
@@ -125,7 +125,7 @@ def from_transformers(
     """
     check_precision(precision)
     model = without_data(model)
-    check_not_compiled(model)
+    check_compiled_modules(model)
     given = _with_decoder_inputs(model, example, ())
     processed = ProcessorInputs.of(model, given)
     given = processed.by_samples(model, given)

@@ -17,7 +17,8 @@ from graphpipe.model.capture.module_graph.translation import written
 from graphpipe.model.capture.op_splits.split_nodes import split_like
 from graphpipe.model.capture.same_model import other_model, with_graph_of
 from graphpipe.model.dag_module import model_name
-from graphpipe.model.hidden.refused_modules import check_gradient_hooks, check_not_compiled
+from graphpipe.model.hidden.compiled_modules import check_compiled_modules
+from graphpipe.model.hidden.refused_modules import check_gradient_hooks
 from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.model.split.stage_graph import stage_graph, stage_module
 from graphpipe.model.split.submodules import Submodules
@@ -44,7 +45,7 @@ def split(
         InvalidInput: the plan's graph was not captured from a module, or from another model; the plan does not have
             the edges that the model's values need, or calls a submodule with buffers in two stages.
     """
-    check_not_compiled(module)
+    check_compiled_modules(module)
     check_gradient_hooks(module)
     if captured is not None:
         captured = with_graph_of(split_like(captured, plan.graph), plan.graph)

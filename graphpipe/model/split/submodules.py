@@ -13,8 +13,9 @@ from graphpipe.graph import OpSplit, ParameterSlice
 from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture.op_splits.layers import hooked
 from graphpipe.model.capture.op_splits.split_nodes import REST
+from graphpipe.model.hidden.compiled_modules import WRAPPED
 from graphpipe.model.split.row_parts import EmbeddingBagRows, EmbeddingRows
-from graphpipe.model.torch_private import with_child
+from graphpipe.model.torch_private import compiled_form, with_child
 
 Conversion = Literal["scatter", "gather"]
 """From whole values to the shard of a rank, or back."""
@@ -165,6 +166,9 @@ class Submodules:
         if path in self._made:
             return self._made[path]
         own = self.model.get_submodule(path)
+        outer, _, last = path.rpartition(".")
+        if last == WRAPPED and compiled_form(wrapper := self.model.get_submodule(outer)) == "wrapper":
+            own = wrapper  # which runs what torch.compile has made of it
         return self.sharing[stage].make(own, path) if stage in self.sharing else own
 
     def get_on_shards(self, path: str, stage: int) -> nn.Module:

@@ -61,3 +61,9 @@ def _of_options(rounds: Rounds, options: PipelineOptions) -> Iterator[_Conflict]
     if options.clip_norm is not None and rounds.weights != "flush":
         what = "needs the gradients of all layers before any update, but layers update at different times"
         yield _Conflict("clip_norm", what, "Leave it out, or place gradients with weights='flush'.")
+
+
+def compiled_apart(layer: str) -> InvalidInput:
+    """Return the error of a layer that the user has compiled, whose backward is code of the compiler."""
+    what = f"layer '{layer}' is compiled by torch.compile, and gradients are computed apart"
+    return InvalidInput(what, where="model", remedy="Give the model as it was before torch.compile.")

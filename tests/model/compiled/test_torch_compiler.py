@@ -14,7 +14,7 @@ from graphpipe.model.backends.inductor import INDUCTOR
 from graphpipe.model.compiled.halved_backward import HalvedBackward
 from graphpipe.model.compiled.torch_compiler import region_compiler, set_compiled_call
 from graphpipe.model.split.autograd_graph import COMPILED_BACKWARD
-from graphpipe.model.torch_private import is_compiled
+from graphpipe.model.torch_private import compiled_form
 
 
 @pytest.mark.skipif(bool(INDUCTOR.missing()), reason=INDUCTOR.missing() or "there is a compiler")
@@ -27,7 +27,7 @@ def test_a_compiled_region_has_ones_own_backward_which_runs_again_in_any_thread(
         return compile_graph(graph)
 
     set_compiled_call(layer, region_compiler(backward, lambda: compiled.append("layer"), compiled.append)(layer))
-    assert is_compiled(layer)
+    assert compiled_form(layer) == "in place"
     out = layer(x)
     assert out.grad_fn is not None
     assert out.grad_fn.name() == COMPILED_BACKWARD
@@ -37,7 +37,7 @@ def test_a_compiled_region_has_ones_own_backward_which_runs_again_in_any_thread(
         thread.start()
         thread.join()
     set_compiled_call(layer, None)
-    assert not is_compiled(layer)
+    assert compiled_form(layer) == ""
     (expected,) = torch.autograd.grad(layer(x).sum(), [x])
     assert [torch.allclose(each, expected) for each in found] == [True, True]
     assert compiled == ["layer"]
