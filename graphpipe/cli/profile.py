@@ -48,6 +48,9 @@ def add(subparsers: Subparsers) -> None:
         metavar="T,...",
         help="numbers of devices that share a replica, to measure what each of them takes (default 1)",
     )
+    parser.add_argument(
+        "--compile", action="store_true", help="measure layers compiled, as train.compile runs them (takes minutes)"
+    )
     parser.add_argument("-o", "--output", metavar="FILE", help="write the costs, or the cluster with measured links")
     add_settings(parser, PlanSection, only=("look_into", "cache"))
     add_precision(parser)
@@ -86,7 +89,16 @@ def run(args: argparse.Namespace) -> int:
         if {*tensor} != {1}:
             captured = captured_with_shards(captured, module)
     start, before = time.perf_counter(), device_frequency(cluster)
-    costs = profile(module, inputs, cluster, captured=captured, batch_sizes=samples, tensor=tensor, cache=cache)
+    costs = profile(
+        module,
+        inputs,
+        cluster,
+        captured=captured,
+        batch_sizes=samples,
+        tensor=tensor,
+        cache=cache,
+        compile=args.compile,
+    )
     seconds, after = time.perf_counter() - start, device_frequency(cluster)
     if args.output:
         costs.save(args.output)

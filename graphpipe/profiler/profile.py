@@ -19,6 +19,8 @@ from graphpipe.devices.registry import kind_of
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.model.capture.capture import Captured, capture_nodes
+from graphpipe.model.compiled.stage_compiler import StageCompiler
+from graphpipe.model.compiled.torch_compiler import each_size
 from graphpipe.model.hidden.compiled_modules import eagerly
 from graphpipe.model.inputs import Inputs, name_inputs
 from graphpipe.model.split.split import capture_for
@@ -65,6 +67,7 @@ def profile(
     tensor: Sequence[int] = (1,),
     effort: Effort | None = None,
     cache: Path | None = None,
+    compile: bool = False,
 ) -> CostTable:
     """Return costs measured on this machine, with as many threads as each rank of the cluster will have.
 
@@ -92,6 +95,8 @@ def profile(
         effort: how long to measure each operator at each batch size.
         cache: a folder with the costs of operators that were measured before, which also gets new ones. None: every
             operator is measured.
+        compile: measure layers as stages run them that are compiled (`PipelineOptions(compile=True)`), for each batch
+            size. Operators without submodules are measured eagerly. Compiling takes seconds for each kind and size.
 
     Raises:
         InvalidInput: a cluster of several device types or of one that this machine does not have, batch sizes that are
@@ -109,13 +114,15 @@ def profile(
     values = {name: _repeat_rows(tensor, max(batch_sizes)) for name, tensor in inputs.items()}
     criterion = None if loss_fn is None else Criterion(loss_fn, _repeat_all(targets, max(batch_sizes), device))
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    with _threads_of_a_rank(cluster) as threads, _random_state_kept(device), eagerly(model):
+    with _threads_of_a_rank(cluster) as threads, _random_state_kept(device), each_size() if compile else eagerly(model):
         effort = _on_device(effort or _effort(device, threads), device)
         sizes = sorted(set(batch_sizes))
         copies = _copies(cluster, threads, device)
         devices = [str(device), kind_of(device).describe(device)]
         precision = [] if captured.precision == "fp32" else [captured.precision]
         circumstances = [device_type, sizes, threads, copies, devices, effort.amounts, *precision]
+        circumstances += ["compiled"] if compile else []
+        compiler = StageCompiler(sizes_vary=False) if compile else None
         known = {
             ranks: KnownCosts(cache, [*circumstances, *([f"1 of {ranks} ranks"] if ranks > 1 else [])], loss_fn)
             for ranks in degrees
@@ -139,7 +146,7 @@ def profile(
                 memory: dict[str, Temporaries] = {}
                 before, part = sum(map(len, rows.values())), graph if ranks == 1 else rank_graph(graph, ranks)
                 measured = profile_ops(
-                    _with_memory(runs(ranks), part, sizes, memory, samples, known[ranks]),
+                    _with_memory(runs(ranks), part, sizes, memory, samples, known[ranks], compiler),
                     device_type,
                     sizes,
                     effort,
@@ -174,8 +181,10 @@ def _with_memory(
     memory: dict[str, Temporaries],
     samples: list[OpRun],
     known: KnownCosts,
+    compiler: StageCompiler | None,
 ) -> Generator[OpRun]:
-    # Yields the runs. Fills `memory` with the temporaries of each, and `samples` with a few different operators.
+    # Yields the runs. Fills `memory` with the temporaries of each, and `samples` with a few different operators. They
+    # are compiled once their memory is measured, because the compiler passes over what runs in the measuring mode.
     known_temporaries: dict[Hashable, Temporaries] = {}
     for run in runs:
         if run.signature not in known_temporaries:
@@ -187,6 +196,8 @@ def _with_memory(
         memory[run.op] = known_temporaries[run.signature]
         if len(samples) < _MOST_SAMPLE_RUNS and all(run.signature != sample.signature for sample in samples):
             samples.append(run)
+        if compiler is not None and run.module is not None:
+            compiler.install(run.op, run.module)
         yield run
 
 

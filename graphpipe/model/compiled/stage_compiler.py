@@ -33,6 +33,8 @@ class StageCompiler:
 
     every: bool = True
     """Whether all regions are compiled, or else only those of the user."""
+    sizes_vary: bool = True
+    """Whether a region is compiled for any size once it gets a second one, or else for each size."""
     own: Mapping[str, Regions] = field(default_factory=dict[str, Regions])
     """The regions that the user has compiled, by stage."""
 
@@ -65,6 +67,14 @@ class StageCompiler:
                 for part, _ in calls:
                     set_compiled_call(part, None)
 
+    def install(self, name: str, module: nn.Module) -> bool:
+        """Let the layers of a module run compiled from now on, and return whether it has some."""
+        composed = [part for part in called_parts(module) if any(True for _ in part.children())]
+        if composed:
+            for part, call in self._of_stage(name, module):
+                set_compiled_call(part, call)
+        return bool(composed)
+
     def _of_stage(self, stage: str, module: nn.Module) -> list[tuple[nn.Module, _Call]]:
         if module not in self._calls:
             self._calls[module] = [
@@ -78,7 +88,8 @@ class StageCompiler:
             yield _label(stage, part), part, asked
         inside = {inner for part in own for inner in part.modules()}
         others = _regions(module, stage) if self.every and module not in inside else ()
-        yield from ((name, part, Compilation()) for name, part in others if part not in inside)
+        default = Compilation(dynamic=None if self.sizes_vary else False)
+        yield from ((name, part, default) for name, part in others if part not in inside)
 
     def _compile(self, name: str, part: nn.Module, asked: Compilation) -> Callable[[nn.Module], _Call]:
         # One for each kind of layer and its sizes, because it is what equal regions share, and it has few results.

@@ -19,6 +19,7 @@ from graphpipe.model.torch_private import compiled_form
 # pyright: reportPrivateUsage=false
 
 _NUMBERS = count()
+_MOST_SIZES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +168,15 @@ def region_compiler(
     return lambda module: torch.compile(
         FunctionType(code, globals(), None, None, (CellType(module),)), backend=used, dynamic=asked.dynamic
     )
+
+
+@contextmanager
+def each_size() -> Generator[None]:
+    """Let a region be compiled for more sizes in a block than torch does by itself, which gives up after a few."""
+    from torch._dynamo import config  # some seconds
+
+    with config.patch(recompile_limit=_MOST_SIZES):
+        yield
 
 
 def _eagerly(graph: fx.GraphModule, arguments: list[Any]) -> Any:

@@ -43,7 +43,8 @@ class TrainSettings:
     """Precision of forwards and losses. `bf16` and `fp16` use torch's autocast, and leave weights, gradients and the
     optimizer unchanged. With `fp16` the loss is scaled, and a step whose gradients overflow changes only the scale."""
     compile: bool = False
-    """Compile the stages by `torch.compile`, from the second step on (docs/compile.md). Plans predict eager stages."""
+    """Compile the stages by `torch.compile`, from the second step on (docs/compile.md). Plans predict eager stages,
+    unless `plan.costs` names a file of `graphpipe profile --compile`."""
     gradients_apart: Literal["", "flush", "stash"] = ""
     """Compute the gradients of layers on other devices than their forwards, where that is faster
     (docs/asynchronous/layerpipe.md). `stash` updates weights late, `flush` after every mini-batch. By default the
