@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ def test_layers_are_measured_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path:
     """Once the memory of an operator was measured before it was compiled, the compiler passed over it for good."""
     made: list[StageCompiler] = []
 
-    def compiler(**options: bool) -> StageCompiler:
+    def compiler(**options: Any) -> StageCompiler:
         made.append(StageCompiler(**options))
         return made[-1]
 

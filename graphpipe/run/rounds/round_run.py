@@ -1,6 +1,7 @@
 """One segment of rounds on this rank: in every round, each device does each of its tasks once."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -38,6 +39,10 @@ class RoundRun:
 
     def run(self) -> None:
         """Do the rounds of all mini-batches."""
+        with self._forgetting():
+            self._run()
+
+    def _run(self) -> None:
         rounds, total = self.rounds, len(self.batches) * self.rounds.work.micro_batches
         own = self.worker.placement.devices(self.worker.world.rank)
         self.following = {task: 0 for task, device in rounds.device_of.items() if device in own}
@@ -58,9 +63,20 @@ class RoundRun:
             self.messages.end_round()
 
     def finish(self, version: int) -> None:
-        """Bring the weights of a version to all devices of this rank."""
-        for run in self.layers.values():
-            self._wait_for(run.layer, version)
+        """Bring the weights of a version to all devices of this rank, and wait until everything is sent."""
+        with self._forgetting():
+            for run in self.layers.values():
+                self._wait_for(run.layer, version)
+            self.messages.drain()
+
+    @contextmanager
+    def _forgetting(self) -> Generator[None]:
+        # The frames of an error refer to messages, which keep connections open, and other ranks waiting.
+        try:
+            yield
+        except BaseException:
+            self.messages.forget()
+            raise
 
     def _updates_after(self, micro_batch: int) -> bool:
         return self.update is not None and not (micro_batch + 1) % self.rounds.work.micro_batches

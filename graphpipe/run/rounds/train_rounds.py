@@ -164,9 +164,8 @@ class TrainRounds:
         self.norms, count = {at: [] for at, _ in self._updated()}, len(batches)
         try:
             run = self._compute(batches, late=True)
-            run.finish(count)
             self.worker.monitor.enter("summary")
-            run.messages.drain()
+            run.finish(count)
             self._end()
             summaries = self._summed(run, count)
             batches.finish()
@@ -233,7 +232,6 @@ class TrainRounds:
             layer.updated()
             run.send_weights(layer, last)
         run.finish(1)
-        run.messages.drain()
         self._end()
 
     def _end(self) -> None:
