@@ -65,6 +65,9 @@ CASES = {
     "sequence, grouped queries": ("grouped", GROUPED_TWO),
     "sequence, split backward": ("gpt", GPT_TWO),
     "sequence, recomputed": ("grouped", GROUPED_TWO),
+    "adapted": ("adapted", GROUPED_TWO),
+    "adapted, alone": ("adapted", GROUPED_ONE),
+    "sequence, adapted": ("adapted", GROUPED_TWO),
 }
 CHANGES: dict[str, dict[str, Any]] = {
     "split backward": {"schedule": "zb-h1"},
@@ -104,6 +107,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, saved: Path) -> dict[str, 
     cases["resumed"] = replace(cases["replicas"], resume=str(saved / "steps"))
     cases["clipped"] = replace(cases["grouped queries"], options={"clip_norm": 0.5})
     cases["dropout"] = replace(cases["grouped queries"], dropout=0.5)
+    cases["adapted, dropout"] = replace(cases["adapted"], dropout=0.5)
     cases["sequence, dropout"] = replace(cases["sequence, grouped queries"], dropout=0.5)
     cases["sequence, resumed"] = replace(cases["sequence, replicas"], resume=str(saved / "steps"))
     cases["sharded state"] = replace(cases["resumed"], options={"shard_optimizer": True}, folder=str(saved / "more"))
@@ -123,6 +127,9 @@ def test_ranks_that_share_layers_train_as_plain_pytorch(trained: dict[str, list[
         for name, gradient in found["gradients"].items():
             piece = ParameterSlice.parse(name)
             wanted = plain["gradients"][piece.parameter if piece else name]
+            if gradient is None or wanted is None:  # it is frozen
+                assert gradient is wanted
+                continue
             wanted = wanted.narrow(piece.dimension, piece.start, piece.stop - piece.start) if piece else wanted
             torch.testing.assert_close(gradient, wanted, rtol=1e-11, atol=1e-13, msg=f"{rank} {name}")
 
@@ -132,6 +139,33 @@ def test_a_rank_holds_about_half_of_the_parameters(trained: dict[str, list[dict[
     whole = sum(each.numel() for each in train_plainly("gpt")["gradients"].values())
     assert all(found["held"] <= 0.62 * whole for found in trained["replicas"])
     assert sum(found["held"] for found in trained["two stages"]) <= 2 * 0.62 * whole
+
+
+def test_ranks_hold_parts_of_frozen_weights_and_of_their_adapters(trained: dict[str, list[dict[str, Any]]]) -> None:
+    found, plan = trained["adapted, alone"][0], plan_case("adapted, alone")
+    whole, part = (
+        sum(op.parameter_bytes for op in graph.ops) - sum(tied.bytes for tied in graph.shared)
+        for graph in (plan.graph, rank_graph(plan.graph, 2))
+    )
+    assert found["bytes"] == part < 0.57 * whole
+    assert {name for name, each in found["gradients"].items() if "last.down." in name and each is not None} == {
+        "last.down.down.weight[:, 0:12]",
+        "last.down.up.weight",
+    }
+
+
+def test_adapters_of_columns_drop_the_same_values_and_those_of_rows_others(
+    trained: dict[str, list[dict[str, Any]]],
+) -> None:
+    one, other = (found["dropped"] for found in trained["adapted, dropout"][2:])
+    assert [torch.equal(one[at], other[at]) for at in range(4)] == [
+        True,
+        False,
+        False,
+        True,
+    ]  # gate, inside, down, last
+    gradients = [found["gradients"]["last.norm.weight"] for found in trained["adapted, dropout"][2:]]
+    assert torch.equal(*gradients)
 
 
 @pytest.mark.parametrize("case", ["replicas", "alone"])

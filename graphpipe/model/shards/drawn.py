@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from graphpipe.graph import ParameterSlice
 from graphpipe.model.capture.reading import SAMPLES
-from graphpipe.model.shards.rebuilt import rebuilt
+from graphpipe.model.shards.layers.rebuilt import rebuilt
 from graphpipe.model.split.submodules import sliced
 from graphpipe.model.torch_private import flatten, unflatten
 

@@ -8,14 +8,16 @@ layout that is found for it. What has none stays whole.
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from math import gcd
-from typing import Any, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 from torch import nn
 
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import ShardStyle, SubmoduleShards
+from graphpipe.model.shards.adapter_trial import can_be_divided
+from graphpipe.model.shards.layers.adapted import adapted_of
+from graphpipe.model.shards.layers.linears import inputs_of, is_linear, linear_at, outputs_of
 from graphpipe.model.shards.linear_pairs import linear_pairs
-from graphpipe.model.shards.linears import inputs_of, is_linear, linear_at, outputs_of
 
 Styles = Mapping[str, object]
 """Styles by pattern of submodules, such as `layers.*.mlp.up`: names of `ShardStyle`, those of `transformers`
@@ -68,17 +70,46 @@ def find_layout(model: nn.Module, styles: Styles | None = None) -> Layout:
     found = _by_hand(modules, styles or {})
     left_whole = [path for path, shards in found.items() if shards.style == "copied"]
     left_whole += [path for path, part in modules.items() if "forward" in vars(part)]  # bound to the user's module
+    adapters = _Adapters(modules)
+    outside = {path: part for path, part in modules.items() if not adapters.inside(path)}
     for more in (
-        _by_plan(modules),
-        (each for path, part in modules.items() for each in _attention(path, part)),
-        (each for path, part in modules.items() for each in _pairs(path, part)),
-        _tables(modules),
+        _by_plan(outside),
+        (each for path, part in outside.items() for each in _attention(path, part)),
+        (each for path, part in outside.items() if path not in adapters.paths for each in _pairs(path, part)),
+        _tables(outside),
     ):
         for layers in more:
-            taken = any(_inside(each.submodule, left_whole) or each.submodule in found for each in layers)
-            if not taken and most_ranks(modules, layers) % 2 == 0:
+            paths = {each.submodule for each in layers}
+            taken = any(path in found or _inside(path, left_whole) for path in paths)
+            taken = taken or any(_inside(path, [*adapters.paths & paths]) for path in found)
+            divides = most_ranks(modules, layers) % 2 == 0
+            if divides and not taken and all(map(adapters.can_be_divided, layers)):
                 found |= {each.submodule: each for each in layers}
     return _consistent(modules, {path: each for path, each in found.items() if path not in left_whole})
+
+
+class _Adapters:
+    """The linear layers of a model that have adapters. Of those that are alike, one is tried."""
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self.paths = {path for path, part in modules.items() if adapted_of(part) is not None}
+        self._modules, self._tried = modules, dict[Any, bool]()
+
+    def inside(self, path: str) -> bool:
+        """Return whether a submodule is in such a layer."""
+        return any(path[:at] in self.paths for at, sign in enumerate(path) if sign == ".")
+
+    def can_be_divided(self, shards: SubmoduleShards) -> bool:
+        """Return whether parts compute what such a layer does; a layer without adapters is none."""
+        if shards.submodule not in self.paths:
+            return True
+        part = self._modules[shards.submodule]
+        shapes = tuple((name, each.shape, each.dtype) for name, each in part.named_parameters())
+        style: Literal["column", "row"] = "row" if shards.style == "row" else "column"
+        kind = type(part), repr(part), shapes, style
+        if kind not in self._tried:
+            self._tried[kind] = can_be_divided(part, style)
+        return self._tried[kind]
 
 
 def most_ranks(modules: Mapping[str, nn.Module], shards: Sequence[SubmoduleShards]) -> int:
@@ -246,17 +277,21 @@ def _inside(path: str, others: Sequence[str]) -> bool:
 def _consistent(modules: Mapping[str, nn.Module], found: Mapping[str, SubmoduleShards]) -> Layout:
     # All submodules that have a parameter must share it in the same way, or none may share it.
     ways: dict[int, set[tuple[str, int]]] = {}
+    adapted = {path: each for path in found if (each := adapted_of(modules[path])) is not None}
     for path, part in modules.items():
+        if any(path.startswith(f"{other}.") for other in adapted):
+            continue  # its parameters are those of the layer that has adapters
         shards = found.get(path)
-        for parameter in part.parameters(recurse=False):
+        for name, parameter in part.named_parameters(recurse=path in adapted):
             whole = shards is None or shards.style in ("copied", "heads")
+            whole = whole or (path in adapted and name not in adapted[path].divided(shards.style))
             way = ("", 1) if whole or shards is None else (_dimension(shards), shards.parts)
             ways.setdefault(id(parameter), set()).add(way)
     mixed = {key for key, each in ways.items() if len(each) > 1}
     return {
         path: shards
         for path, shards in found.items()
-        if not any(id(parameter) in mixed for parameter in modules[path].parameters(recurse=False))
+        if not any(id(parameter) in mixed for parameter in modules[path].parameters(recurse=path in adapted))
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any, final
 
 from torch import fx, nn
 
-from graphpipe.model.shards.linears import inputs_of, is_linear, linear_at, outputs_of
+from graphpipe.model.shards.layers.linears import inputs_of, is_linear, linear_at, outputs_of
 
 _ELEMENTWISE_MODULES = (
     *(nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.ELU, nn.LeakyReLU, nn.Mish, nn.Hardswish, nn.ReLU6),

@@ -8,14 +8,16 @@ from torch import fx, nn
 
 from graphpipe.graph import ParameterSlice, SequenceEntrance, SequenceModule, SubmoduleShards
 from graphpipe.model.capture.capture import Captured
-from graphpipe.model.shards.linears import inputs_of, is_transposed, outputs_of
-from graphpipe.model.shards.rebuilt import rebuilt
+from graphpipe.model.shards.layers.adapted import Adapted, adapted_of, is_transposed
+from graphpipe.model.shards.layers.linears import inputs_of, outputs_of
+from graphpipe.model.shards.layers.rebuilt import rebuilt
+from graphpipe.model.shards.layers.shared_adapter import AdaptedColumns, AdaptedRows, adapter_parts
+from graphpipe.model.shards.layers.shared_attention import SharedAttention, SharedBiasAttention
+from graphpipe.model.shards.layers.shared_layers import ColumnLinear, RowLinear, VocabularyRows
+from graphpipe.model.shards.layers.shared_modules import CopiedInside, SharedExperts
 from graphpipe.model.shards.sequence.divided_nodes import divided_nodes, held_by
 from graphpipe.model.shards.sequence.exchange import BETWEEN, GATHERED
 from graphpipe.model.shards.sequence.on_shards import Converted, Gathered, OnShards
-from graphpipe.model.shards.shared_attention import SharedAttention, SharedBiasAttention
-from graphpipe.model.shards.shared_layers import ColumnLinear, RowLinear, VocabularyRows
-from graphpipe.model.shards.shared_modules import CopiedInside, SharedExperts
 from graphpipe.model.shards.team import AROUND, Entrance, ShardTeam, own_range
 from graphpipe.model.split.submodules import Conversion, DividedNodes
 
@@ -148,6 +150,9 @@ class SharedSubmodule:
                 setattr(part, name, number // self._team.size)
 
     def _layer(self, module: Any, path: str, shards: SubmoduleShards) -> nn.Module:
+        adapted = adapted_of(module)
+        if adapted is not None:
+            return self._adapted(module, path, shards, adapted)
         match shards.style:
             case "column" | "vocabulary-columns":
                 joined = outputs_of(module) if shards.style == "vocabulary-columns" else None
@@ -155,7 +160,7 @@ class SharedSubmodule:
                 weights = self._parts(f"{path}.weight", int(turned), outputs_of(module), shards.parts)
                 has_bias = module.bias is not None
                 biases = self._parts(f"{path}.bias", 0, outputs_of(module), shards.parts) if has_bias else ()
-                draws = self._draws and joined is None and self._border.draws_alike
+                draws = self._draws_behind(joined)
                 return ColumnLinear(
                     weights, biases, self._entrance(path), transposed=turned, joined=joined, draws=draws
                 )
@@ -174,10 +179,28 @@ class SharedSubmodule:
             case "heads":
                 raise AssertionError("made from its layers")
 
+    def _draws_behind(self, joined: int | None) -> bool:
+        return self._draws and joined is None and self._border.draws_alike
+
     def _row(self, module: Any, path: str) -> RowLinear:
         turned = is_transposed(module)
         (weight,) = self._parts(f"{path}.weight", 0 if turned else 1, inputs_of(module), 1)
         return RowLinear(weight, module.bias, self._team, self._border, transposed=turned)
+
+    def _adapted(self, module: nn.Module, path: str, shards: SubmoduleShards, adapted: Adapted) -> nn.Module:
+        row, drops = shards.style == "row", has_dropout(module)
+        length, count = (adapted.inputs, 1) if row else (adapted.outputs, shards.parts)
+
+        def parts_of(name: str, dimension: int) -> tuple[nn.Parameter, ...]:
+            return self._parts(f"{path}.{name}", dimension, length, count)
+
+        parts = adapter_parts(module, adapted, shards.style, parts_of, self._team, self._noted)
+        if row:
+            bias = None if adapted.bias is None else module.get_parameter(adapted.bias)
+            return AdaptedRows(parts, bias, self._team, self._border, drops=drops)
+        joined = adapted.outputs if shards.style == "vocabulary-columns" else None
+        draws = self._draws_behind(joined)
+        return AdaptedColumns(parts, self._entrance(path), joined=joined, drops=drops, draws=draws)
 
     def _attention(self, module: nn.MultiheadAttention, path: str) -> nn.Module:
         width = module.embed_dim

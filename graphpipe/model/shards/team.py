@@ -149,6 +149,14 @@ def own_range(length: int, size: int, position: int) -> tuple[int, int]:
     return length * position // size, length * (position + 1) // size
 
 
+def as_it_is(values: Tensor, team: ShardTeam) -> Tensor:
+    """Return the values."""
+    del team
+    return values
+
+
+INSIDE = Border(as_it_is, as_it_is, draws_alike=False)
+"""Around a layer inside of what ranks share: something else exchanges values."""
 AROUND = Border(enter, add_up, draws_alike=True)
 """Around layers of which each rank has the whole values before and behind."""
 

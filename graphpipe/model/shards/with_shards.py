@@ -9,6 +9,7 @@ from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph, Op, SubmoduleShards
 from graphpipe.model.capture.capture import Captured, capture_again, capture_measured, measure, trace
 from graphpipe.model.capture.same_model import other_model
+from graphpipe.model.shards.layers.adapted import adapted_of
 from graphpipe.model.shards.layouts import Layout, Styles, find_layout
 from graphpipe.model.shards.sequence.find_sequence import with_sequence
 from graphpipe.model.shards.shard_measuring import ShardMeasuring
@@ -83,12 +84,19 @@ def captured_with_shards(
 
 def parted_layers(captured: Captured, layout: Layout) -> list[str]:
     """Return the submodules of which ranks could share columns and rows of layers, if these were not called apart."""
-    nodes = captured.module_graph.graph.nodes
-    called = {str(node.target) for node in nodes if node.op == "call_module"}
     styles: dict[str, set[str]] = {}
-    for path in called & layout.keys():
-        styles.setdefault(path.rpartition(".")[0], set()).add(layout[path].style)
+    for node in captured.module_graph.graph.nodes:
+        if node.op != "call_module":
+            continue
+        called = str(node.target)
+        for path in (called, *_above(called)):  # what is in a layer that has adapters may be called apart too
+            if path in layout:
+                styles.setdefault(path.rpartition(".")[0], set()).add(layout[path].style)
     return sorted(path for path, found in styles.items() if path and {"column", "row"} <= found)
+
+
+def _above(path: str) -> list[str]:
+    return [path[:at] for at, sign in enumerate(path) if sign == "."]
 
 
 def _warn_of_parted_layers(parted: list[str]) -> None:
@@ -134,7 +142,7 @@ def _divided(model: nn.Module, names: Mapping[int, str], shards: Sequence[Submod
         part = model.get_submodule(each.submodule)
         if each.style == "heads" and not isinstance(part, nn.MultiheadAttention):
             continue
-        held = part.parameters() if each.style == "heads" else part.parameters(recurse=False)
+        held = part.parameters(recurse=each.style == "heads" or adapted_of(part) is not None)
         found |= {names[id(parameter)] for parameter in held if parameter.ndim > 1 or each.style != "row"}
     return found
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import graphpipe as gp
+from graphpipe.graph import Origin
 from graphpipe.model.capture.capture import Captured, capture_nodes
 from graphpipe.model.capture_file.capture_file import load_capture
 from graphpipe.model.zoo.gpt import Gpt, GptShape
@@ -81,7 +82,32 @@ def grouped() -> nn.Module:
     return Grouped()
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"gpt": gpt, "grouped": grouped}
+class LowRank(nn.Module):
+    """A frozen linear layer beside an adapter of two small ones."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer, self.dropout = layer.requires_grad_(False), nn.Dropout(0.0)
+        self.down = nn.Linear(layer.in_features, 3, bias=False)
+        self.up = nn.Linear(3, layer.out_features, bias=False)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.layer(values) + 2.0 * self.up(self.down(self.dropout(values)))
+
+
+def adapted() -> nn.Module:
+    """Return the model with grouped queries, frozen but for norms and adapters beside most of its linear layers."""
+    model = grouped().requires_grad_(False)
+    for part in [*model.modules()]:
+        for name in ("q_proj", "v_proj", "o_proj", "gate", "down"):
+            if isinstance(layer := getattr(part, name, None), nn.Linear):
+                setattr(part, name, LowRank(layer))
+        if isinstance(part, nn.RMSNorm):
+            part.requires_grad_()
+    return model
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"gpt": gpt, "grouped": grouped, "adapted": adapted}
 
 
 def batch(step: int = 0) -> tuple[Tensor, Tensor]:
@@ -104,7 +130,8 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 @cache
 def captured_of(name: str) -> Captured:
     """Return the capture of a model in double precision, once in each process."""
-    return capture_nodes(MODELS[name]().double(), {"tokens": batch()[0]})
+    opaque = ("attention", "feed_forward", "last") if name == "adapted" else ()  # adapters have submodules of their own
+    return capture_nodes(MODELS[name]().double(), {"tokens": batch()[0]}, Origin(method="auto", opaque=opaque))
 
 
 @cache
@@ -203,6 +230,10 @@ def train(case: Case) -> dict[str, Any]:
     with gp.Pipeline(case.plan, model, loss_fn, sgd, options=options) as pipeline:
         if case.resume:
             gp.Checkpoints(pipeline, case.resume).load()
+        held = {
+            id(each): each for replica in pipeline._worker.replicas.values() for each in replica.module.parameters()
+        }
+        found["bytes"] = sum(each.nbytes for each in held.values())
         found["saved"] = saved_bytes(pipeline, batch()[0]) if len(case.plan.stages) == 1 else 0
         for step in range(pipeline.steps, pipeline.steps + case.steps):
             inputs, targets = batch(step)

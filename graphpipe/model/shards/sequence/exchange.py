@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graphpipe.model.shards.team import Border, ShardTeam, apply
+from graphpipe.model.shards.team import Border, ShardTeam, apply, as_it_is
 
 POSITIONS = -2
 """The dimension of positions: values are (n, positions, width)."""
@@ -46,14 +46,9 @@ def reduce_scatter(parts: Tensor, team: ShardTeam) -> Tensor:
     return apply(_ReduceScatter, parts, team)
 
 
-def _as_it_is(values: Tensor, team: ShardTeam) -> Tensor:
-    del team
-    return values
-
-
 BETWEEN = Border(gather_parts, reduce_scatter, draws_alike=False)
 """Around layers between which each rank has a shard."""
-GATHERED = Border(_as_it_is, reduce_scatter, draws_alike=False)
+GATHERED = Border(as_it_is, reduce_scatter, draws_alike=False)
 """The same, where shards were gathered before: around attention whose forward reads the length."""
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from graphpipe.graph import SequenceEntrance, SequenceModule, SubmoduleShards
 from graphpipe.model.shards.drawn import Call, drawn_call, near, slice_of, with_drawn
+from graphpipe.model.shards.layers.adapted import adapted_of
 from graphpipe.model.shards.sequence.exchange import POSITIONS
 from graphpipe.model.shards.shared_submodule import SharedSubmodule, gathering
 from graphpipe.model.shards.trial import MOST, computed_by_two
@@ -74,8 +75,14 @@ def _summed(
     heads = [each for each, style in styles.items() if style == "heads"]
     gathered = gathering(shards) if entrance == "modules" else frozenset[str]()
     behind = {f"{each}.out_proj" for each in heads if isinstance(_part(module, path, each), nn.MultiheadAttention)}
+    adapted = {each: found for each in styles if (found := adapted_of(_part(module, path, each))) is not None}
+    for each, found in adapted.items():
+        if styles[each] == "row" and found.bias is not None:
+            yield f"{each}.{found.bias}".removeprefix(prefix)
     for name, part in module.named_modules():
         full = (prefix + name).rstrip(".")
+        if any(full == each or full.startswith(f"{each}.") for each in adapted):
+            continue
         row = full in behind or styles.get(full) == "row"
         inside = any(full == each or full.startswith(f"{each}.") for each in gathered)
         whole = styles.get(full) in (None, "heads") and not (inside or isinstance(part, nn.MultiheadAttention))

@@ -5,7 +5,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from graphpipe.model.shards.rebuilt import called_with, without_parameters
+from graphpipe.model.shards.layers.rebuilt import called_with, without_parameters
 from graphpipe.model.shards.team import Border, ShardTeam, enter
 
 

@@ -28,20 +28,31 @@ def rebuilt(module: nn.Module, children: Mapping[str, nn.Module]) -> nn.Module:
     return copy.deepcopy(module, memo)
 
 
-def without_parameters(module: nn.Module) -> nn.Module:
-    """Return the module without its own parameters. They are set as attributes while it is called."""
-    made = rebuilt(module, {})
+def without_parameters(module: nn.Module, children: Mapping[str, nn.Module] | None = None) -> nn.Module:
+    """Return the module without its own parameters. They are set as attributes while it is called.
+
+    Args:
+        module: of the user.
+        children: other children, by name.
+    """
+    made = rebuilt(module, children or {})
     for name, _ in list(made.named_parameters(recurse=False)):
         delattr(made, name)
     return made
 
 
-def called_with(module: nn.Module, tensors: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
-    """Call a module that has these tensors as attributes only during the call."""
-    for name, tensor in tensors.items():
-        setattr(module, name, tensor)
+def called_with(module: nn.Module, tensors: Mapping[str, Tensor | None], *args: Any, **kwargs: Any) -> Any:
+    """Call a module that has these attributes, its own or those of submodules, only during the call."""
+    held = [(module.get_submodule(path), own, each) for name, each in tensors.items() for path, own in [_split(name)]]
+    for part, own, tensor in held:
+        setattr(part, own, tensor)
     try:
         return module(*args, **kwargs)
     finally:
-        for name in tensors:
-            delattr(module, name)
+        for part, own, _ in held:
+            delattr(part, own)
+
+
+def _split(name: str) -> tuple[str, str]:
+    path, _, own = name.rpartition(".")
+    return path, own

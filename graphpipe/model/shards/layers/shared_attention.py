@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from graphpipe.errors import InvalidInput
-from graphpipe.model.shards.shared_layers import RowLinear
+from graphpipe.model.shards.layers.shared_layers import RowLinear
 from graphpipe.model.shards.team import Entrance, ShardTeam, add_up, enter
 
 
