@@ -96,5 +96,7 @@ def read_model_argument(
         if shares:
             from graphpipe.model.shards.with_shards import captured_with_shards
 
-            captured = captured_with_shards(captured, model.module, sequence_parallel=sequence, measured=measured)
+            captured = captured_with_shards(
+                captured, model.module, sequence_parallel=sequence, loss_fn=model.loss_fn, measured=measured
+            )
     return ModelArgument(graph=captured.graph, module=model.module, captured=captured)

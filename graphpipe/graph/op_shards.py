@@ -7,14 +7,17 @@ from pydantic import ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 from graphpipe.files.json_body import without_empty
 
-ShardStyle = Literal["column", "row", "vocabulary-rows", "vocabulary-columns", "heads", "experts", "copied"]
+ShardStyle = Literal[
+    "column", "row", "vocabulary-rows", "vocabulary-columns", "vocabulary-logits", "heads", "experts", "copied"
+]
 """What each rank holds of a submodule.
 
 `column`: a part of the outputs of a linear layer, and of its bias. `row`: a part of its inputs; results are summed.
 `vocabulary-rows`: a part of the rows of an embedding; results are summed. `vocabulary-columns`: a part of the logits of
-a head, which are then gathered. `heads`: an attention module of which each rank computes some heads; where its linear
-layers are submodules, they are listed beside it. `experts`: a mixture of which each rank computes a part of every
-expert; results are summed. `copied`: whole on each rank, but it sees only what its rank shares, so gradients are
+a head, which are then gathered. `vocabulary-logits`: the same, but a loss that is a cross-entropy reads the parts, and
+ranks exchange only its maxima and sums. `heads`: an attention module of which each rank computes some heads; where its
+linear layers are submodules, they are listed beside it. `experts`: a mixture of which each rank computes a part of
+every expert; results are summed. `copied`: whole on each rank, but it sees only what its rank shares, so gradients are
 summed.
 """
 
@@ -140,6 +143,11 @@ class OpShards:
     def with_sequence(self, *, used: bool) -> "OpShards":
         """Return the same, dividing the sequence or not."""
         return self if self.sequence is None else replace(self, sequence=replace(self.sequence, used=used))
+
+    @property
+    def divides_logits(self) -> bool:
+        """Whether ranks keep their parts of logits, so that the loss saves only these."""
+        return any(each.style == "vocabulary-logits" for each in self.submodules)
 
     def shared_by(self, ranks: int) -> bool:
         """Return whether so many devices can share the operator."""

@@ -192,4 +192,8 @@ def _held_row(graph: Graph, row: OpCost, op: Op, ranks: int) -> OpCost:
         return Curve(lines=tuple((fixed * once, slope * each) for fixed, slope in curve.lines))
 
     forward, backward = scaled(row.temporaries.forward), scaled(row.temporaries.backward)
-    return replace(row, temporaries=replace(row.temporaries, forward=forward, backward=backward))
+    kept = row.temporaries.loss_bytes_per_sample
+    if any(each.style == "vocabulary-logits" for each in op.shards.submodules):
+        kept /= ranks  # no rank has the logits of another one
+    held = replace(row.temporaries, forward=forward, backward=backward, loss_bytes_per_sample=kept)
+    return replace(row, temporaries=held)

@@ -91,6 +91,7 @@ def captured_with_costs(
                 captured,
                 task.model,
                 sequence_parallel=settings.sequence_parallel,
+                loss_fn=task.loss_fn,
                 measured="" if given is None else given.graph_fingerprint,
             )
     if given is not None:

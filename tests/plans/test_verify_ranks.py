@@ -8,7 +8,7 @@ from shared_replicas import chain, layer, problem, shards
 
 from graphpipe.costs import Curve, Temporaries
 from graphpipe.errors import Infeasible, InvalidInput
-from graphpipe.graph import Shared
+from graphpipe.graph import Shared, SubmoduleShards
 from graphpipe.planning.by_hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import beside_stages, needed_bytes
@@ -126,6 +126,26 @@ def _measured_at_two(plan: Plan, held: Curve) -> Plan:
     whole = plan.costs.rows[0]
     at_two = replace(whole, ranks=2, temporaries=Temporaries(forward=held, backward=held))
     return replace(plan, costs=replace(plan.costs, rows=(replace(whole, shared=(at_two,)), *plan.costs.rows[1:])))
+
+
+@pytest.mark.parametrize("divided", [False, True])
+def test_the_verifier_counts_what_a_loss_saves_of_the_logits_of_a_device(divided: bool):
+    plan = sound()
+    if divided:
+        first, *others = plan.graph.ops
+        assert first.shards is not None
+        logits = (SubmoduleShards(submodule="head", style="vocabulary-logits"),)
+        first = replace(first, shards=replace(first.shards, submodules=logits))
+        plan = replace(plan, graph=replace(plan.graph, ops=(first, *others)))
+    row, *rows = plan.costs.rows
+    held = [Temporaries(forward=Curve(), backward=Curve(), loss_bytes_per_sample=each) for each in (0.0, 48.0)]
+    without, saving = (
+        replace(plan, costs=replace(plan.costs, rows=(replace(row, temporaries=each), *rows))) for each in held
+    )
+    stage = plan.stages[0]
+    samples = (needed_bytes(saving)[0] - needed_bytes(without)[0]) / 48
+    assert samples == pytest.approx(stage.in_flight / stage.degree / (stage.tensor if divided else 1))
+    _check_boundary(saving)
 
 
 def _check_boundary(plan: Plan) -> None:

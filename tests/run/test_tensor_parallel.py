@@ -11,6 +11,7 @@ from run_tensor_parallel import (
     LENGTH,
     MODELS,
     SAMPLES,
+    VOCABULARY,
     Case,
     Cut,
     captured_of,
@@ -68,12 +69,18 @@ CASES = {
     "adapted": ("adapted", GROUPED_TWO),
     "adapted, alone": ("adapted", GROUPED_ONE),
     "sequence, adapted": ("adapted", GROUPED_TWO),
+    "logits": ("gpt", GPT_TWO),
+    "logits, recomputed": ("grouped", GROUPED_TWO),
+    "sequence, logits": ("grouped", GROUPED_ONE),
 }
 CHANGES: dict[str, dict[str, Any]] = {
     "split backward": {"schedule": "zb-h1"},
     "recomputed": {"recompute": "full"},
     "sequence, split backward": {"schedule": "zb-h1"},
     "sequence, recomputed": {"recompute": "full"},
+    "logits": {"logits": True, "schedule": "zb-h1"},
+    "logits, recomputed": {"logits": True, "recompute": "full"},
+    "sequence, logits": {"logits": True},
 }
 """Of the plans of some cases."""
 
@@ -177,6 +184,13 @@ def test_ranks_that_divide_the_sequence_save_less(trained: dict[str, list[dict[s
         saved[name] = found
         assert found == pytest.approx(SAMPLES * sum(op.work.saved_bytes_per_sample for op in part.ops), rel=0.10)
     assert saved[f"sequence, {case}"] < 0.9 * saved[case]
+
+
+def test_a_loss_saves_the_logits_of_its_rank_alone(trained: dict[str, list[dict[str, Any]]]) -> None:
+    # The softmax of all words, or half of it, beside what belongs to each label.
+    labels, whole = SAMPLES * LENGTH, trained["alone"][0]["saved by loss"]
+    assert whole >= labels * VOCABULARY * 8
+    assert trained["sequence, logits"][0]["saved by loss"] <= labels * (VOCABULARY / 2 * 8 + 32)
 
 
 def test_ranks_drop_other_values_everywhere_where_they_divide_the_sequence(

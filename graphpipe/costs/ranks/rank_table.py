@@ -53,7 +53,7 @@ def _rank_row(row: OpCost, graph: Graph, ring: Ring) -> OpCost:
     if halves is not None:
         first = shared(halves.input)
         halves = Halves(input=_plus(first, backward) if returns else first, weight=shared(halves.weight))
-    held = row.temporaries
+    held, loss = row.temporaries, 1 / ring.degree if shards.divides_logits else 1.0
     return replace(
         row,
         ranks=None,
@@ -62,7 +62,13 @@ def _rank_row(row: OpCost, graph: Graph, ring: Ring) -> OpCost:
         input_gradient=_plus(inputs, backward) if returns else inputs,
         weight_gradient=shared(row.weight_gradient),
         halves=halves,
-        temporaries=held and replace(held, forward=_bytes(held.forward, share), backward=_bytes(held.backward, share)),
+        temporaries=held
+        and replace(
+            held,
+            forward=_bytes(held.forward, share),
+            backward=_bytes(held.backward, share),
+            loss_bytes_per_sample=held.loss_bytes_per_sample * loss,
+        ),
     )
 
 

@@ -125,7 +125,7 @@ def _sizes(part: Any, shards: SubmoduleShards) -> Iterator[int]:
     match shards.style:
         case "column":
             yield outputs_of(part) // shards.parts
-        case "vocabulary-columns":
+        case "vocabulary-columns" | "vocabulary-logits":
             yield _rows(outputs_of(part))
         case "row":
             yield inputs_of(part)
@@ -180,7 +180,7 @@ def _style(style: object, part: nn.Module, path: str) -> ShardStyle:
         )
     if isinstance(part, nn.Embedding) and found == "row":
         found = "vocabulary-rows"
-    needs_linear = found in ("column", "row", "vocabulary-columns") and not is_linear(part)
+    needs_linear = found in ("column", "row", "vocabulary-columns", "vocabulary-logits") and not is_linear(part)
     if needs_linear or (found == "vocabulary-rows" and not isinstance(part, nn.Embedding)):
         raise InvalidInput(
             f"'{found}' does not fit {type(part).__name__}",

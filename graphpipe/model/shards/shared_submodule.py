@@ -154,15 +154,21 @@ class SharedSubmodule:
         if adapted is not None:
             return self._adapted(module, path, shards, adapted)
         match shards.style:
-            case "column" | "vocabulary-columns":
-                joined = outputs_of(module) if shards.style == "vocabulary-columns" else None
+            case "column" | "vocabulary-columns" | "vocabulary-logits":
+                joined = None if shards.style == "column" else outputs_of(module)
                 turned = is_transposed(module)
                 weights = self._parts(f"{path}.weight", int(turned), outputs_of(module), shards.parts)
                 has_bias = module.bias is not None
                 biases = self._parts(f"{path}.bias", 0, outputs_of(module), shards.parts) if has_bias else ()
                 draws = self._draws_behind(joined)
                 return ColumnLinear(
-                    weights, biases, self._entrance(path), transposed=turned, joined=joined, draws=draws
+                    weights,
+                    biases,
+                    self._entrance(path),
+                    transposed=turned,
+                    joined=joined,
+                    read_by_loss=shards.style == "vocabulary-logits",
+                    draws=draws,
                 )
             case "row":
                 return self._row(module, path)
@@ -198,9 +204,15 @@ class SharedSubmodule:
         if row:
             bias = None if adapted.bias is None else module.get_parameter(adapted.bias)
             return AdaptedRows(parts, bias, self._team, self._border, drops=drops)
-        joined = adapted.outputs if shards.style == "vocabulary-columns" else None
-        draws = self._draws_behind(joined)
-        return AdaptedColumns(parts, self._entrance(path), joined=joined, drops=drops, draws=draws)
+        joined = None if shards.style == "column" else adapted.outputs
+        return AdaptedColumns(
+            parts,
+            self._entrance(path),
+            joined=joined,
+            read_by_loss=shards.style == "vocabulary-logits",
+            drops=drops,
+            draws=self._draws_behind(joined),
+        )
 
     def _attention(self, module: nn.MultiheadAttention, path: str) -> nn.Module:
         width = module.embed_dim

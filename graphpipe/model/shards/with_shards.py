@@ -1,7 +1,8 @@
 """Notes in a graph how ranks can share its operators, and what that saves and costs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
@@ -11,6 +12,7 @@ from graphpipe.model.capture.capture import Captured, capture_again, capture_mea
 from graphpipe.model.capture.same_model import other_model
 from graphpipe.model.shards.layers.adapted import adapted_of
 from graphpipe.model.shards.layouts import Layout, Styles, find_layout
+from graphpipe.model.shards.logits.with_logits import with_logits
 from graphpipe.model.shards.sequence.find_sequence import with_sequence
 from graphpipe.model.shards.shard_measuring import ShardMeasuring
 from graphpipe.model.without_data.construction import ModelBuilder
@@ -19,7 +21,13 @@ from graphpipe.user_frames import warn_user
 
 
 def with_shards(
-    graph: Graph, model: nn.Module | ModelBuilder, styles: Styles | None = None, *, sequence_parallel: bool = False
+    graph: Graph,
+    model: nn.Module | ModelBuilder,
+    styles: Styles | None = None,
+    *,
+    sequence_parallel: bool = False,
+    loss_fn: Callable[[Any, Any], Any] | None = None,
+    targets: Any = None,
 ) -> Graph:
     """Return a graph whose operators say how tensor-parallel ranks can share them.
 
@@ -34,6 +42,9 @@ def with_shards(
             names in plans of `transformers` (`colwise`), and objects of `torch.distributed.tensor.parallel`.
         sequence_parallel: also note how ranks can divide the sequence between the layers that they share (Korthikanti
             et al. 2022). Plans that ask for it (`PlanSettings.sequence_parallel`) do so.
+        loss_fn: of the training. If it reads the logits of a head in a cross-entropy alone, ranks keep their parts of
+            these, and exchange maxima and sums. It is called with tensors without data.
+        targets: of some samples, as it takes them. None: a label for each row of the logits.
 
     Raises:
         InvalidInput: the graph is of another model, a pattern names nothing, or a style does not fit.
@@ -57,11 +68,18 @@ def with_shards(
     if sequence_parallel and found:
         measuring.restore()
         found = with_sequence(model, traced, captured, found)
+    if loss_fn is not None:
+        found = with_logits(captured, found, loss_fn, targets)
     return replace(graph, ops=tuple(replace(op, shards=found.get(op.name)) for op in graph.ops))
 
 
 def captured_with_shards(
-    captured: Captured, model: nn.Module, *, sequence_parallel: bool = False, measured: str = ""
+    captured: Captured,
+    model: nn.Module,
+    *,
+    sequence_parallel: bool = False,
+    loss_fn: Callable[[Any, Any], Any] | None = None,
+    measured: str = "",
 ) -> Captured:
     """Return a capture whose graph says how ranks can share its operators.
 
@@ -71,6 +89,7 @@ def captured_with_shards(
         captured: the model.
         model: the same.
         sequence_parallel: as in `with_shards`.
+        loss_fn: as in `with_shards`.
         measured: fingerprint of the graph whose costs are known. If it is this one, its operators stay as they are.
 
     Raises:
@@ -79,7 +98,8 @@ def captured_with_shards(
     origin, parted = captured.graph.origin, parted_layers(captured, find_layout(model))
     if origin is not None and parted and captured.graph.fingerprint != measured:
         captured = capture_again(model, captured.graph.inputs, replace(origin, opaque=(*origin.opaque, *parted)))
-    return replace(captured, graph=with_shards(captured.graph, model, sequence_parallel=sequence_parallel))
+    graph = with_shards(captured.graph, model, sequence_parallel=sequence_parallel, loss_fn=loss_fn)
+    return replace(captured, graph=graph)
 
 
 def parted_layers(captured: Captured, layout: Layout) -> list[str]:

@@ -1,6 +1,7 @@
 """The forward of a micro-batch on a stage replica: inputs, random numbers, precision, checks and the loss."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from graphpipe.model.autocast import autocast_context
+from graphpipe.model.shards.logits.divided_logits import before_loss
 from graphpipe.plans.sharding import SampleRange
 from graphpipe.run.device.rng import seed
 from graphpipe.run.stage.compiled_gradients import check_compiled
@@ -73,7 +75,9 @@ class StageForward:
             replica.compares = False
             check_compiled(program, values, self.seed, replica.device, replica.stage_name, splits=replica.splits)
             seed(replica.device, self.seed)
-        outputs, result = program(values)
+        reads_logits = program.is_output and self.loss_fn is not None and (batch.training or not batch.keeps_outputs)
+        with before_loss() if reads_logits else nullcontext():
+            outputs, result = program(values)
         if order is not None:
             outputs = order.placed(outputs)
         if monitor.injector.armed:

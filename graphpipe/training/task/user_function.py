@@ -28,6 +28,8 @@ class UserModel:
     example_inputs: Inputs
     graph: Graph | None = None
     """The graph that the user captured from the module with options. None: the default options."""
+    loss_fn: Callable[[Any, Any], Any] | None = None
+    """Of the training, if it is known."""
 
 
 def call(word: str, folder: str | Path = ".") -> object:
@@ -88,13 +90,14 @@ def model_of(found: Any, word: str) -> UserModel:
     Raises:
         InvalidInput: it is something else than a model with its inputs.
     """
-    module, inputs, graph = (getattr(found, name, None) for name in ("module", "example_inputs", "graph"))
+    names = ("module", "example_inputs", "graph", "loss_fn")
+    module, inputs, graph, loss_fn = (getattr(found, name, None) for name in names)
     if isinstance(found, tuple) and len(found) in {2, 3}:
         module, inputs, graph = (*found, None)[:3]
         if callable(module) and not isinstance(module, nn.Module | type):
             module = without_data(cast("ModelBuilder", module))
     if isinstance(module, nn.Module) and inputs is not None and isinstance(graph, Graph | None):
-        return UserModel(module=module, example_inputs=inputs, graph=graph)
+        return UserModel(module=module, example_inputs=inputs, graph=graph, loss_fn=loss_fn)
     raise InvalidInput(
         f"returned {type(found).__name__}, must return (module, example inputs)",
         where=f"'{word}'",
@@ -119,10 +122,10 @@ def find_model(word: str, folder: str | Path = ".") -> UserModel:
         what = "a graph file has no module behind it" if word.endswith(".json") else "is not a model"
         remedy = "Write file.py:function; other tools' graphs are read by `graphpipe import`."
         raise InvalidInput(what, where=f"'{word}'", remedy=remedy)
-    from graphpipe.model.zoo import zoo
+    from graphpipe.model.zoo import zoo_model
 
-    module, inputs = zoo(word)
-    return UserModel(module=module, example_inputs=inputs)
+    model = zoo_model(word)
+    return UserModel(module=model.module, example_inputs=model.example_inputs, loss_fn=model.loss_fn)
 
 
 def _load_file(path: Path) -> ModuleType:

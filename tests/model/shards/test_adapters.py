@@ -96,7 +96,16 @@ def test_other_forwards_are_found_out(kind: Callable[[int, int], nn.Module], sty
     assert {style for style in ("column", "row") if can_be_divided(kind(8, 8), style)} == styles
 
 
+class TiedBias(Layers):
+    """Has a second name for a bias, as heads of BERT have. It once ended a search with a KeyError."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.bias = self.base.bias
+
+
 def test_other_parameters_are_no_adapters() -> None:
+    assert adapted_of(TiedBias()) is None
     assert adapted_of(nn.MultiheadAttention(8, 2)) is None
     assert adapted_of(adapted_by_peft(8, 8, use_dora=True)) is None  # a magnitude of each column
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ import graphpipe as gp
 from graphpipe.graph import Origin
 from graphpipe.model.capture.capture import Captured, capture_nodes
 from graphpipe.model.capture_file.capture_file import load_capture
+from graphpipe.model.shards.logits.divided_logits import before_loss
 from graphpipe.model.zoo.gpt import Gpt, GptShape
 from graphpipe.run.inference.inference_pipeline import InferencePipeline
 
@@ -140,6 +141,13 @@ def graph_of(name: str) -> gp.Graph:
     return gp.with_shards(captured_of(name).graph, MODELS[name]().double(), sequence_parallel=True)
 
 
+@cache
+def graph_with_logits(name: str) -> gp.Graph:
+    """Return the graph of a model whose ranks keep their parts of the logits for the loss."""
+    model = MODELS[name]().double()
+    return gp.with_shards(captured_of(name).graph, model, sequence_parallel=True, loss_fn=loss_fn)
+
+
 def plan_of(
     name: str,
     cut: Cut,
@@ -147,6 +155,7 @@ def plan_of(
     *,
     inference: bool = False,
     sequence_parallel: bool = False,
+    logits: bool = False,
     **changes: Any,
 ) -> gp.Plan:
     """Return a plan of a model with some stages.
@@ -157,9 +166,10 @@ def plan_of(
         schedule: of the plan, if it trains.
         inference: whether it answers requests.
         sequence_parallel: whether ranks divide the sequence.
+        logits: whether they keep their parts of the logits for the loss.
         changes: fields of all stages.
     """
-    graph = graph_of(name)
+    graph = graph_with_logits(name) if logits else graph_of(name)
     cluster = gp.Cluster.preset(f"local:{1 + max(device for _, devices, _, _ in cut for device in devices)}")
     costs = gp.estimate(graph, cluster)
     stages = [
@@ -234,7 +244,8 @@ def train(case: Case) -> dict[str, Any]:
             id(each): each for replica in pipeline._worker.replicas.values() for each in replica.module.parameters()
         }
         found["bytes"] = sum(each.nbytes for each in held.values())
-        found["saved"] = saved_bytes(pipeline, batch()[0]) if len(case.plan.stages) == 1 else 0
+        if len(case.plan.stages) == 1:
+            found |= {"saved": saved_bytes(pipeline, batch()[0]), "saved by loss": saved_by_loss(pipeline, *batch())}
         for step in range(pipeline.steps, pipeline.steps + case.steps):
             inputs, targets = batch(step)
             found["losses"].append(pipeline.step({"tokens": inputs}, targets))
@@ -255,7 +266,21 @@ def train(case: Case) -> dict[str, Any]:
 def saved_bytes(pipeline: gp.Pipeline, tokens: Tensor) -> int:
     """Return the bytes that a forward of the whole model keeps for its backward on this rank, without parameters."""
     (replica,) = pipeline._worker.replicas.values()
-    others = {each.untyped_storage().data_ptr() for each in (*replica.module.parameters(), tokens)}
+    kept = [*replica.module.parameters(), tokens]
+    return saved_by(lambda: replica.program({"tokens": tokens}), kept)
+
+
+def saved_by_loss(pipeline: gp.Pipeline, tokens: Tensor, targets: Tensor) -> int:
+    """Return the bytes that the loss keeps for its backward on this rank, without the model's output."""
+    (replica,) = pipeline._worker.replicas.values()
+    with before_loss():
+        output = cast("Tensor", replica.program({"tokens": tokens})[1])
+    return saved_by(lambda: loss_fn(output, targets), [getattr(output, "columns", output), targets])
+
+
+def saved_by(compute: Callable[[], object], others: Sequence[Tensor]) -> int:
+    """Return the bytes of the tensors that a computation saves for its backward, without some that are kept anyway."""
+    known = {each.untyped_storage().data_ptr() for each in others}
     kept: dict[int, Tensor] = {}
 
     def save(tensor: Tensor) -> Tensor:
@@ -263,8 +288,8 @@ def saved_bytes(pipeline: gp.Pipeline, tokens: Tensor) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
-        replica.program({"tokens": tokens})
-    return sum(each.untyped_storage().nbytes() for place, each in kept.items() if place not in others)
+        compute()
+    return sum(each.untyped_storage().nbytes() for place, each in kept.items() if place not in known)
 
 
 def drop(model: nn.Module, rate: float) -> list[Tensor]:

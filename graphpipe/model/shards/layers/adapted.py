@@ -65,7 +65,7 @@ def adapted_of(module: object) -> Adapted | None:
     """
     if not isinstance(module, nn.Module) or is_plain_linear(module):
         return None
-    held = dict(islice(module.named_parameters(), _MOST + 1))
+    held = dict(islice(module.named_parameters(remove_duplicate=False), _MOST + 1))
     if not 2 < len(held) <= _MOST:
         return None
     linears = {name: part for name, part in module.named_modules() if is_plain_linear(part)}

@@ -10,6 +10,7 @@ from graphpipe.graph import ShardStyle
 from graphpipe.model.shards.layers.adapted import Adapted, is_transposed
 from graphpipe.model.shards.layers.rebuilt import called_with, without_parameters
 from graphpipe.model.shards.layers.shared_layers import ColumnLinear, RowLinear
+from graphpipe.model.shards.logits.divided_logits import logits
 from graphpipe.model.shards.team import INSIDE, Border, Entrance, ShardTeam, enter, join
 
 PartsOf = Callable[[str, int], Sequence[nn.Parameter]]
@@ -112,14 +113,23 @@ class AdaptedColumns(nn.Module):
         parts: of this rank.
         entrance: of the layer's input.
         joined: the outputs of all ranks, if the layer returns these; None: it returns its own.
+        read_by_loss: whether they are logits, of which a cross-entropy reads the parts.
         drops: whether an adapter drops inputs, which must be the same on each rank.
         draws: whether a dropout follows, which must drop other values on each rank.
     """
 
     def __init__(
-        self, parts: AdapterParts, entrance: Entrance, *, joined: int | None, drops: bool, draws: bool
+        self,
+        parts: AdapterParts,
+        entrance: Entrance,
+        *,
+        joined: int | None,
+        read_by_loss: bool,
+        drops: bool,
+        draws: bool,
     ) -> None:
         super().__init__()
+        self.join = logits if read_by_loss else join
         self.parts, self.entrance, self.joined, self.drops, self.draws = parts, entrance, joined, drops, draws
 
     def forward(self, values: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -131,7 +141,7 @@ class AdaptedColumns(nn.Module):
         found = self.parts(entered, *args, **kwargs)
         if self.draws and self.training:
             team.enter_region()
-        return found if self.joined is None else join(found, team, self.joined)
+        return found if self.joined is None else self.join(found, team, self.joined)
 
 
 @final

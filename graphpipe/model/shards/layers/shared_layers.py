@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from graphpipe.graph import ParameterSlice
+from graphpipe.model.shards.logits.divided_logits import logits
 from graphpipe.model.shards.team import Border, Entrance, ShardTeam, join
 from graphpipe.model.split.row_parts import RowRange
 
@@ -23,6 +24,7 @@ class ColumnLinear(nn.Module):
         entrance: of the layer's input.
         transposed: whether the weight is (inputs, outputs).
         joined: the outputs of all ranks, if the layer returns these; None: it returns its own.
+        read_by_loss: whether they are logits, of which a cross-entropy reads the parts.
         draws: whether a dropout follows, which must drop other values on each rank.
     """
 
@@ -34,10 +36,12 @@ class ColumnLinear(nn.Module):
         *,
         transposed: bool = False,
         joined: int | None = None,
+        read_by_loss: bool = False,
         draws: bool = False,
     ) -> None:
         super().__init__()
         self.entrance, self.dimension, self.joined, self.draws = entrance, int(transposed), joined, draws
+        self.join = logits if read_by_loss else join
         self._weights, self._biases = _register(self, "weight", weights), _register(self, "bias", biases)
 
     @property
@@ -62,7 +66,7 @@ class ColumnLinear(nn.Module):
             for weight, bias in zip(weights, biases, strict=True)
         ]
         found = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-        return found if self.joined is None else join(found, self.entrance.team, self.joined)
+        return found if self.joined is None else self.join(found, self.entrance.team, self.joined)
 
 
 @final
