@@ -28,7 +28,7 @@ _LIKE = frozenset(
         *("mul", "div", "true_divide", "neg", "tanh", "__mul__", "__rmul__", "__truediv__", "__neg__"),
     ]
 )
-"""Functions that do the same to each element, if their other arguments are numbers."""
+"""Functions that do the same to each column: their other arguments are numbers, or tensors with one column."""
 _RESHAPING = frozenset(["view", "reshape", "flatten", "unflatten", "_unsafe_view"])
 _CROSS_ENTROPIES = frozenset(["cross_entropy", "cross_entropy_loss"])
 _REDUCTIONS: Sequence[Reduction] = ("none", "mean", "sum")
@@ -134,7 +134,7 @@ def _on_columns(
     others = [each for each in flatten((tuple(rest), dict(named)))[0] if isinstance(each, Tensor) and each.ndim]
     if name in _CROSS_ENTROPIES:
         return _cross_entropy(given, *rest, **{key: each for key, each in named.items() if key != "input"})
-    if name in _LIKE and not others:
+    if name in _LIKE and all(_has_one_column(each, given) for each in others):
         return given.like(func(given.columns, *rest, **named))
     last = given.ndim - 1
     if name in _RESHAPING and given.at == last:
@@ -152,6 +152,11 @@ def _on_columns(
     if name == "slice" and tuple(rest[1:3]) in ((0, 2**63 - 1), (None, None)):
         return given
     return None
+
+
+def _has_one_column(other: Tensor, given: DividedLogits) -> bool:
+    behind = given.ndim - given.at
+    return other.ndim <= given.ndim and (other.ndim < behind or other.shape[-behind] == 1)
 
 
 def _leaves_columns(index: Any, dimensions: int) -> bool:

@@ -13,7 +13,7 @@ from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture.reading import SAMPLES
 from graphpipe.model.shards.logits.loss_trial import Exchanged, exchanged_by_loss
 from graphpipe.model.shards.team import own_range
-from graphpipe.model.torch_private import unflatten
+from graphpipe.model.torch_private import flatten, unflatten
 
 _RANKS = 2
 
@@ -58,12 +58,14 @@ def _exchanged(
     captured: Captured, logits: fx.Node, loss_fn: Callable[[Any, Any], Any], targets: Any
 ) -> Exchanged | None:
     made: dict[fx.Node, Tensor] = {}
+    rows = [len(each) for each in flatten(targets)[0] if isinstance(each, Tensor) and each.ndim]
 
     def like(node: fx.Node) -> Tensor:
         reading = captured.readings[node]
         if node not in made:
             assert reading.shape is not None
-            made[node] = torch.empty(reading.shape, dtype=reading.dtype, device="meta")
+            shape = (rows[0], *reading.shape[1:]) if rows and reading.shape[:1] == SAMPLES[1:] else reading.shape
+            made[node] = torch.empty(shape, dtype=reading.dtype, device="meta")
         return made[node]
 
     (output,) = (node for node in logits.users if node.op == "output")
