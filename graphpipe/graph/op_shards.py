@@ -8,11 +8,20 @@ from pydantic import ConfigDict, SerializerFunctionWrapHandler, model_serializer
 from graphpipe.files.json_body import without_empty
 
 ShardStyle = Literal[
-    "column", "row", "vocabulary-rows", "vocabulary-columns", "vocabulary-logits", "heads", "experts", "copied"
+    "column",
+    "row",
+    "channels",
+    "vocabulary-rows",
+    "vocabulary-columns",
+    "vocabulary-logits",
+    "heads",
+    "experts",
+    "copied",
 ]
 """What each rank holds of a submodule.
 
-`column`: a part of the outputs of a linear layer, and of its bias. `row`: a part of its inputs; results are summed.
+`column`: a part of the outputs of a linear layer or convolution, and of its bias. `row`: a part of its inputs; results
+are summed. `channels`: a part of the channels of a norm, or of a convolution with groups, between a column and a row.
 `vocabulary-rows`: a part of the rows of an embedding; results are summed. `vocabulary-columns`: a part of the logits of
 a head, which are then gathered. `vocabulary-logits`: the same, but a loss that is a cross-entropy reads the parts, and
 ranks exchange only its maxima and sums. `heads`: an attention module of which each rank computes some heads; where its

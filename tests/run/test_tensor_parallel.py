@@ -49,6 +49,10 @@ GROUPED_UNEQUAL: Cut = [
     (["embedding", "attention"], [0, 1], 2, 2),
     (["feed_forward", "last*", "head*"], [2], 1, 2),
 ]
+CONVOLVED: Cut = [
+    (["embedding*", "residual*"], [0, 1], 2, 4),
+    (["inverted*", "head*"], [2, 3], 2, 4),
+]
 CASES = {
     "two stages": ("gpt", GPT_TWO),
     "replicas": ("gpt", GPT_REPLICAS),
@@ -69,6 +73,8 @@ CASES = {
     "adapted": ("adapted", GROUPED_TWO),
     "adapted, alone": ("adapted", GROUPED_ONE),
     "sequence, adapted": ("adapted", GROUPED_TWO),
+    "convolved": ("convolved", CONVOLVED),
+    "sequence, convolved": ("convolved", CONVOLVED),
     "logits": ("gpt", GPT_TWO),
     "logits, recomputed": ("grouped", GROUPED_TWO),
     "sequence, logits": ("grouped", GROUPED_ONE),

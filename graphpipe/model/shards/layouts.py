@@ -1,8 +1,8 @@
 """Finds how the ranks of a replica can share the submodules of a model.
 
 In this order: styles by hand, the model's own plan (`transformers`), attention by the names of its layers, pairs of
-linear layers with only elementwise operations between them, and the tables of a vocabulary. A submodule gets the first
-layout that is found for it. What has none stays whole.
+linear layers with only elementwise operations between them, or of convolutions with operations of each channel, and the
+tables of a vocabulary. A submodule gets the first layout that is found for it. What has none stays whole.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +16,7 @@ from graphpipe.errors import InvalidInput, nearest
 from graphpipe.graph import ShardStyle, SubmoduleShards
 from graphpipe.model.shards.adapter_trial import can_be_divided
 from graphpipe.model.shards.layers.adapted import adapted_of
+from graphpipe.model.shards.layers.channels import channel_groups, is_convolution
 from graphpipe.model.shards.layers.linears import inputs_of, is_linear, linear_at, outputs_of
 from graphpipe.model.shards.linear_pairs import linear_pairs
 
@@ -129,6 +130,8 @@ def _sizes(part: Any, shards: SubmoduleShards) -> Iterator[int]:
             yield _rows(outputs_of(part))
         case "row":
             yield inputs_of(part)
+        case "channels":
+            yield channel_groups(part)
         case "vocabulary-rows":
             yield _rows(part.num_embeddings)
         case "heads":
@@ -180,12 +183,17 @@ def _style(style: object, part: nn.Module, path: str) -> ShardStyle:
         )
     if isinstance(part, nn.Embedding) and found == "row":
         found = "vocabulary-rows"
-    needs_linear = found in ("column", "row", "vocabulary-columns", "vocabulary-logits") and not is_linear(part)
-    if needs_linear or (found == "vocabulary-rows" and not isinstance(part, nn.Embedding)):
+    needs = {
+        **dict.fromkeys(("column", "row"), is_linear(part) or is_convolution(part)),
+        **dict.fromkeys(("vocabulary-columns", "vocabulary-logits"), is_linear(part)),
+        "channels": channel_groups(part) > 1,
+        "vocabulary-rows": isinstance(part, nn.Embedding),
+    }
+    if not needs.get(found, True):
         raise InvalidInput(
             f"'{found}' does not fit {type(part).__name__}",
             where=f"tensor style of '{path}'",
-            remedy="Name linear layers and embeddings; a pattern may stand for several.",
+            remedy="Name linear layers, convolutions and embeddings; a pattern may stand for several.",
         )
     return found
 
@@ -246,9 +254,10 @@ def _attention(path: str, part: nn.Module) -> Iterator[list[SubmoduleShards]]:
 
 def _pairs(path: str, part: nn.Module) -> Iterator[list[SubmoduleShards]]:
     prefix = f"{path}." if path else ""
-    for columns, row in linear_pairs(part):
+    for columns, row, between in linear_pairs(part):
         yield [
             *(SubmoduleShards(submodule=prefix + name, style="column") for name in columns),
+            *(SubmoduleShards(submodule=prefix + name, style="channels") for name in between),
             SubmoduleShards(submodule=prefix + row, style="row"),
         ]
 

@@ -9,12 +9,14 @@ from torch import fx, nn
 from graphpipe.graph import ParameterSlice, SequenceEntrance, SequenceModule, SubmoduleShards
 from graphpipe.model.capture.capture import Captured
 from graphpipe.model.shards.layers.adapted import Adapted, adapted_of, is_transposed
+from graphpipe.model.shards.layers.channels import channels_of, is_convolution
 from graphpipe.model.shards.layers.linears import inputs_of, outputs_of
-from graphpipe.model.shards.layers.rebuilt import rebuilt
-from graphpipe.model.shards.layers.shared_adapter import AdaptedColumns, AdaptedRows, adapter_parts
+from graphpipe.model.shards.layers.rebuilt import rebuilt, without_parameters
 from graphpipe.model.shards.layers.shared_attention import SharedAttention, SharedBiasAttention
 from graphpipe.model.shards.layers.shared_layers import ColumnLinear, RowLinear, VocabularyRows
 from graphpipe.model.shards.layers.shared_modules import CopiedInside, SharedExperts
+from graphpipe.model.shards.layers.shared_norm import ChannelNorm
+from graphpipe.model.shards.layers.shared_parts import LayerParts, PartColumns, PartRows, adapter_parts
 from graphpipe.model.shards.sequence.divided_nodes import divided_nodes, held_by
 from graphpipe.model.shards.sequence.exchange import BETWEEN, GATHERED
 from graphpipe.model.shards.sequence.on_shards import Converted, Gathered, OnShards
@@ -153,6 +155,8 @@ class SharedSubmodule:
         adapted = adapted_of(module)
         if adapted is not None:
             return self._adapted(module, path, shards, adapted)
+        if is_convolution(module):
+            return self._convolution(module, path, row=shards.style == "row")
         match shards.style:
             case "column" | "vocabulary-columns" | "vocabulary-logits":
                 joined = None if shards.style == "column" else outputs_of(module)
@@ -175,6 +179,8 @@ class SharedSubmodule:
             case "vocabulary-rows":
                 piece = self._piece(f"{path}.weight", 0, 0, module.num_embeddings)
                 return VocabularyRows(module, self._slice_of(piece), piece, self._team, self._border)
+            case "channels":
+                return self._channels(module, path)
             case "experts":
                 width = module.down_proj.shape[-1]
                 gate, up = self._parts(f"{path}.gate_up_proj", 1, 2 * width, 2)
@@ -203,9 +209,9 @@ class SharedSubmodule:
         parts = adapter_parts(module, adapted, shards.style, parts_of, self._team, self._noted)
         if row:
             bias = None if adapted.bias is None else module.get_parameter(adapted.bias)
-            return AdaptedRows(parts, bias, self._team, self._border, drops=drops)
+            return PartRows(parts, bias, self._team, self._border, drops=drops)
         joined = None if shards.style == "column" else adapted.outputs
-        return AdaptedColumns(
+        return PartColumns(
             parts,
             self._entrance(path),
             joined=joined,
@@ -213,6 +219,29 @@ class SharedSubmodule:
             drops=drops,
             draws=self._draws_behind(joined),
         )
+
+    def _convolution(self, module: Any, path: str, *, row: bool) -> nn.Module:
+        inner, has_bias = without_parameters(module), module.bias is not None
+        if row:
+            weight = self._parts(f"{path}.weight", 1, inputs_of(module), 1)
+            parts = LayerParts(inner, {"weight": (weight, 1)}, {}, ["bias"] if has_bias else [], self._team)
+            return PartRows(parts, module.bias, self._team, self._border, behind=module.weight.ndim - 2)
+        names = ("weight", "bias") if has_bias else ("weight",)
+        divided = {name: (self._parts(f"{path}.{name}", 0, outputs_of(module), 1), 0) for name in names}
+        parts = LayerParts(inner, divided, {}, [], self._team)
+        return PartColumns(parts, self._entrance(path), draws=self._draws_behind(None))
+
+    def _channels(self, module: Any, path: str) -> nn.Module:
+        names = [name for name, _ in module.named_parameters(recurse=False)]
+        divided = {name: self._parts(f"{path}.{name}", 0, channels_of(module), 1) for name in names}
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
+            weight, bias = (divided[name][0] if name in divided else None for name in ("weight", "bias"))
+            return ChannelNorm(module, weight, bias, self._team)
+        inner = without_parameters(module)
+        for name in ("groups", "num_groups", "num_channels", "in_channels", "out_channels"):
+            if hasattr(inner, name):
+                setattr(inner, name, getattr(inner, name) // self._team.size)
+        return LayerParts(inner, {name: (parts, 0) for name, parts in divided.items()}, {}, [], self._team)
 
     def _attention(self, module: nn.MultiheadAttention, path: str) -> nn.Module:
         width = module.embed_dim

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from channel_blocks import Inverted, Residual
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -108,7 +109,33 @@ def adapted() -> nn.Module:
     return model
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"gpt": gpt, "grouped": grouped, "adapted": adapted}
+class Convolved(nn.Module):
+    """A language model whose words are channels of small images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.residual, self.inverted = nn.Embedding(VOCABULARY, 16), Residual(LENGTH), Inverted(LENGTH)
+        self.head = nn.Linear(16, VOCABULARY)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        images = self.embedding(tokens).unflatten(-1, (4, 4))
+        return self.head(self.inverted(self.residual(images)).flatten(-2))
+
+
+def convolved() -> nn.Module:
+    """Return that model."""
+    torch.manual_seed(0)
+    return Convolved()
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "gpt": gpt,
+    "grouped": grouped,
+    "adapted": adapted,
+    "convolved": convolved,
+}
+OPAQUE = {"adapted": ("attention", "feed_forward", "last"), "convolved": ("residual", "inverted")}
+"""Submodules that are kept whole, because ranks share several layers of each."""
 
 
 def batch(step: int = 0) -> tuple[Tensor, Tensor]:
@@ -131,8 +158,8 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 @cache
 def captured_of(name: str) -> Captured:
     """Return the capture of a model in double precision, once in each process."""
-    opaque = ("attention", "feed_forward", "last") if name == "adapted" else ()  # adapters have submodules of their own
-    return capture_nodes(MODELS[name]().double(), {"tokens": batch()[0]}, Origin(method="auto", opaque=opaque))
+    origin = Origin(method="auto", opaque=OPAQUE.get(name, ()))
+    return capture_nodes(MODELS[name]().double(), {"tokens": batch()[0]}, origin)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The part of a linear layer with low-rank adapters that one of the ranks of a replica computes."""
+"""The part of a convolution, or of a linear layer with adapters, that one of the ranks of a replica computes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
@@ -18,11 +18,11 @@ Noted = Callable[[nn.Module, nn.Module], nn.Module]
 
 
 @final
-class AdapterParts(nn.Module):
+class LayerParts(nn.Module):
     """The forward of such a layer with the parameters of one rank.
 
     Args:
-        inner: the layer without parameters, or with the part of its linear layer in place.
+        inner: the layer without parameters. A linear layer in it may have its part in place.
         divided: parts of the other parameters with the dimension that is divided, by name: one part, or several that
             lie one behind the other.
         copied: the parameters that every rank has whole. Its rank sees a part of what they do, so gradients are summed.
@@ -58,7 +58,7 @@ class AdapterParts(nn.Module):
 
 def adapter_parts(
     module: nn.Module, adapted: Adapted, style: ShardStyle, parts_of: PartsOf, team: ShardTeam, noted: Noted
-) -> AdapterParts:
+) -> LayerParts:
     """Return the forward of a linear layer with adapters on one rank, without the bias of rows.
 
     Args:
@@ -85,7 +85,7 @@ def adapter_parts(
         )
         left_out |= {weight, adapted.bias}
     held = {name: each for name, each in module.named_parameters() if name not in left_out}
-    return AdapterParts(
+    return LayerParts(
         _bare(module, placed, noted),
         {name: (parts_of(name, at), at) for name, at in dimensions.items() if name in held},
         {name: each for name, each in held.items() if name not in dimensions},
@@ -106,8 +106,8 @@ def _bare(module: nn.Module, placed: Mapping[str, nn.Module], noted: Noted, pref
 
 
 @final
-class AdaptedColumns(nn.Module):
-    """Some outputs of the layer: (n, ..., inputs) -> (n, ..., outputs of this rank).
+class PartColumns(nn.Module):
+    """Some outputs of the layer, from all inputs.
 
     Args:
         parts: of this rank.
@@ -120,13 +120,13 @@ class AdaptedColumns(nn.Module):
 
     def __init__(
         self,
-        parts: AdapterParts,
+        parts: LayerParts,
         entrance: Entrance,
         *,
-        joined: int | None,
-        read_by_loss: bool,
-        drops: bool,
-        draws: bool,
+        joined: int | None = None,
+        read_by_loss: bool = False,
+        drops: bool = False,
+        draws: bool = False,
     ) -> None:
         super().__init__()
         self.join = logits if read_by_loss else join
@@ -145,8 +145,8 @@ class AdaptedColumns(nn.Module):
 
 
 @final
-class AdaptedRows(nn.Module):
-    """A layer of whose inputs each rank has some: (n, ..., inputs of this rank) -> (n, ..., outputs).
+class PartRows(nn.Module):
+    """A layer of whose inputs each rank has some: it returns all outputs.
 
     Args:
         parts: of this rank, without the bias.
@@ -154,13 +154,22 @@ class AdaptedRows(nn.Module):
         team: the ranks.
         border: around the layers that end here.
         drops: whether an adapter drops inputs, which are others on each rank.
+        behind: dimensions behind that of outputs, which a convolution has.
     """
 
     def __init__(
-        self, parts: AdapterParts, bias: nn.Parameter | None, team: ShardTeam, border: Border, *, drops: bool
+        self,
+        parts: LayerParts,
+        bias: nn.Parameter | None,
+        team: ShardTeam,
+        border: Border,
+        *,
+        drops: bool = False,
+        behind: int = 0,
     ) -> None:
         super().__init__()
         self.parts, self.bias, self.team, self.border, self.drops = parts, bias, team, border, drops
+        self.behind = (1,) * behind
 
     def forward(self, values: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Return the sum of the products of all ranks, with the bias."""
@@ -171,4 +180,4 @@ class AdaptedRows(nn.Module):
         if alike:
             self.team.leave_region()
         total = self.border.leave(part, self.team)
-        return total if self.bias is None else total + self.bias
+        return total if self.bias is None else total + self.bias.reshape(-1, *self.behind)
