@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from run_tensor_parallel import batch, captured_of, gpt, graph_of
+from models_to_share import gpt
+from run_tensor_parallel import batch, captured_of, graph_of
 
 from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable

@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from models_to_share import LENGTH, MODELS, VOCABULARY
 from run_ranks import run_ranks, values
 from run_tensor_parallel import (
-    LENGTH,
-    MODELS,
     SAMPLES,
-    VOCABULARY,
     Case,
     Cut,
     captured_of,

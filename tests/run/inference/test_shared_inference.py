@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 import torch
+from models_to_share import MODELS
 from run_ranks import run_ranks, values
-from run_tensor_parallel import MODELS, Cut, answer_all, requests
+from run_tensor_parallel import Cut, answer_all, requests
 
 GPT: Cut = [
     (["embedding", "layers.0*"], [0, 1], 2, 2),

@@ -5,7 +5,8 @@ from datetime import timedelta
 
 import pytest
 import torch
-from run_tensor_parallel import MODELS, captured_of, plan_of
+from models_to_share import MODELS
+from run_tensor_parallel import captured_of, plan_of
 
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Input

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 if __name__ == "__main__":
     support = Path(__file__).parents[1]
-    folders = ("", "models", "models/splits", "front_ends", "ranks/memory", "accelerator", "../..")
+    folders = ("", "models", "models/sharing", "models/splits", "front_ends", "ranks/memory", "accelerator", "../..")
     sys.path[:0] = [str((support / folder).resolve()) for folder in folders]
 
 from forked_programs import forked_programs
