@@ -164,7 +164,10 @@ def _held_op(graph: Graph, op: Op, ranks: int) -> Op:
     divided, named = op.shards.parameter_bytes, {name for name, _ in op.shards.parameters}
     divided -= sum(tied.bytes for tied in graph.shared if tied.name in named and _kept_whole(graph, tied.name))
     weights = _part(op.parameter_bytes, divided, ranks)
-    saved = _part(op.work.saved_bytes_per_sample, op.shards.figures(ranks).saved_bytes_per_sample, ranks)
+    divided, sequence = op.shards.saved_bytes_per_sample, op.shards.sequence
+    if sequence is not None and sequence.used and not sequence.most % ranks:
+        divided = sequence.saved_bytes_per_sample  # of the layers, and of the positions between them
+    saved = _part(op.work.saved_bytes_per_sample, divided, ranks)
     casts = op.work.saved_bytes_per_forward * (weights / op.parameter_bytes if op.parameter_bytes else 1.0)
     work = replace(op.work, saved_bytes_per_sample=saved, saved_bytes_per_forward=casts)
     return replace(op, parameter_bytes=weights, work=work)

@@ -57,8 +57,8 @@ def can_be_divided(module: nn.Module, style: Literal["column", "row"]) -> bool:
     for position, own in enumerate(computed_by_two(compute)):
         if own is None:
             return False
-        expected = [*wanted]
-        expected[1 if row else 0] = wanted[1 if row else 0].chunk(2, -1)[position]
+        expected, divided = [*wanted], wanted[1 if row else 0]
+        expected[1 if row else 0] = None if divided is None else divided.chunk(2, -1)[position]
         if not all(map(_alike, own, expected)):
             return False
     return True

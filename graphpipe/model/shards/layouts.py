@@ -292,9 +292,10 @@ def _consistent(modules: Mapping[str, nn.Module], found: Mapping[str, SubmoduleS
             continue  # its parameters are those of the layer that has adapters
         shards = found.get(path)
         for name, parameter in part.named_parameters(recurse=path in adapted):
-            whole = shards is None or shards.style in ("copied", "heads")
-            whole = whole or (path in adapted and name not in adapted[path].divided(shards.style))
-            way = ("", 1) if whole or shards is None else (_dimension(shards), shards.parts)
+            way = ("", 1)
+            if shards is not None and shards.style not in ("copied", "heads"):
+                divided = path not in adapted or name in adapted[path].divided(shards.style)
+                way = (_dimension(shards), shards.parts) if divided else way
             ways.setdefault(id(parameter), set()).add(way)
     mixed = {key for key, each in ways.items() if len(each) > 1}
     return {

@@ -122,7 +122,7 @@ def find_model(word: str, folder: str | Path = ".") -> UserModel:
         what = "a graph file has no module behind it" if word.endswith(".json") else "is not a model"
         remedy = "Write file.py:function; other tools' graphs are read by `graphpipe import`."
         raise InvalidInput(what, where=f"'{word}'", remedy=remedy)
-    from graphpipe.model.zoo import zoo_model
+    from graphpipe.model.zoo.registry import zoo_model
 
     model = zoo_model(word)
     return UserModel(module=model.module, example_inputs=model.example_inputs, loss_fn=model.loss_fn)

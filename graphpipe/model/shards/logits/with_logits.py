@@ -70,10 +70,10 @@ def _exchanged(
 
     (output,) = (node for node in logits.users if node.op == "output")
     try:
-        leaves = map_arg(output.args[0], like)
+        leaves: Any = map_arg(output.args[0], like)
     except (AssertionError, RuntimeError, TypeError):  # a shape that depends on values
         return None
-    whole = unflatten([*leaves], captured.module_graph.output_spec)  # pyright: ignore[reportArgumentType]
+    whole = unflatten([*leaves], captured.module_graph.output_spec)
     found = exchanged_by_loss(loss_fn, whole, made[logits], targets)
     return None if found is None else (found[0], found[1] / made[logits].shape[0])
 
