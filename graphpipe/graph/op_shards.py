@@ -149,6 +149,20 @@ class OpShards:
             backward_bytes_per_sample=divided.backward_bytes_per_sample,
         )
 
+    def exchange_bytes(self, ranks: int) -> tuple[float, float]:
+        """Return what an exchange of the sequence holds per sample while it runs, in a forward and in a backward.
+
+        This is the whole values twice: those of all ranks, and the message that they arrive in.
+        """
+        if not self.divides_sequence(ranks):
+            return 0.0, 0.0
+        found = self.figures(ranks)
+        forward, backward = found.forward_reductions, found.backward_reductions
+        return (
+            2 * found.forward_bytes_per_sample / forward if forward else 0.0,
+            2 * found.backward_bytes_per_sample / backward if backward else 0.0,
+        )
+
     def with_sequence(self, *, used: bool) -> "OpShards":
         """Return the same, dividing the sequence or not."""
         return self if self.sequence is None else replace(self, sequence=replace(self.sequence, used=used))

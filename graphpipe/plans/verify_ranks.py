@@ -191,10 +191,18 @@ def _held_row(graph: Graph, row: OpCost, op: Op, ranks: int) -> OpCost:
     once = held.parameter_bytes / weights if weights else 1.0
     each = held.work.saved_bytes_per_sample / saved if saved else 1.0
 
-    def scaled(curve: Curve) -> Curve:
-        return Curve(lines=tuple((fixed * once, slope * each) for fixed, slope in curve.lines))
+    def scaled(curve: Curve, reductions: float, summed: float) -> Curve:
+        # An exchange of shards of the sequence holds the values of all ranks, and as much in its message.
+        more = 2 * summed / reductions if reductions else 0.0
+        lines = curve.lines or (((0.0, 0.0),) if more else ())
+        return Curve(lines=tuple((fixed * once, slope * each + more) for fixed, slope in lines))
 
-    forward, backward = scaled(row.temporaries.forward), scaled(row.temporaries.backward)
+    held_too, sequence = row.temporaries, op.shards.sequence
+    if sequence is None or not sequence.used or sequence.most % ranks:
+        forward, backward = scaled(held_too.forward, 0.0, 0.0), scaled(held_too.backward, 0.0, 0.0)
+    else:
+        forward = scaled(held_too.forward, sequence.forward_reductions, sequence.forward_bytes_per_sample)
+        backward = scaled(held_too.backward, sequence.backward_reductions, sequence.backward_bytes_per_sample)
     kept = row.temporaries.loss_bytes_per_sample
     if any(each.style == "vocabulary-logits" for each in op.shards.submodules):
         kept /= ranks  # no rank has the logits of another one

@@ -53,6 +53,7 @@ def _rank_row(row: OpCost, graph: Graph, ring: Ring) -> OpCost:
     if halves is not None:
         first = shared(halves.input)
         halves = Halves(input=_plus(first, backward) if returns else first, weight=shared(halves.weight))
+    exchanged = shards.exchange_bytes(ring.degree)
     held, loss = row.temporaries, 1 / ring.degree if shards.divides_logits else 1.0
     return replace(
         row,
@@ -65,8 +66,8 @@ def _rank_row(row: OpCost, graph: Graph, ring: Ring) -> OpCost:
         temporaries=held
         and replace(
             held,
-            forward=_bytes(held.forward, share),
-            backward=_bytes(held.backward, share),
+            forward=_bytes(held.forward, share, exchanged[0]),
+            backward=_bytes(held.backward, share, exchanged[1]),
             loss_bytes_per_sample=held.loss_bytes_per_sample * loss,
         ),
     )
@@ -92,6 +93,7 @@ def _plus(curve: Curve, line: Line) -> Curve:
     return Curve(lines=tuple((fixed + line[0], slope + line[1]) for fixed, slope in curve.lines or ((0.0, 0.0),)))
 
 
-def _bytes(curve: Curve, share: RankShares) -> Curve:
+def _bytes(curve: Curve, share: RankShares, exchanged: float) -> Curve:
     # What does not depend on the samples is mostly gradients of parameters.
-    return Curve(lines=tuple((fixed * share.parameters, slope * share.saved) for fixed, slope in curve.lines))
+    lines = ((fixed * share.parameters, slope * share.saved + exchanged) for fixed, slope in curve.lines or ((0, 0),))
+    return Curve(lines=tuple(lines)) if curve.lines or exchanged else curve
