@@ -24,8 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 TreeSpec = pytree.TreeSpec
 DispatchMode = TorchDispatchMode
-FunctionContext: Any = BackwardCFunction
-"""Made at each call of an `autograd.Function` (`_forward_cls`), also where its `apply` was looked up before."""
+FunctionContext: Any = BackwardCFunction  # made at each call of an `autograd.Function` (`_forward_cls`)
+without_data: Callable[..., Any] = Tensor._make_wrapper_subclass  # of a subclass: shape, dtype= and device= only
 Operator = OpOverload
 GROUPED_PRODUCT = torch.ops.aten._grouped_mm
 COMPILED = attrgetter("_compiled_call_impl")  # of a module; None if `module.compile()` was not called
@@ -37,8 +37,8 @@ HOOK_TABLES: Callable[[nn.Module], Sequence[dict[int, Callable[..., Any]]]] = at
 own_buffers: Callable[[nn.Module], dict[str, Tensor | None]] = attrgetter("_buffers")  # those that are None, too
 write_count: Callable[[Tensor], int] = attrgetter("_version")  # in place, on whatever device, since it was made
 flat_vector: Callable[[list[Tensor]], Tensor] = _flatten_dense_tensors  # of all elements of at least one tensor
-profiling: Callable[[], bool] = torch.autograd._profiler_enabled
-"""Whether torch's profiler records this thread. Ask before naming a range, which always costs microseconds."""
+profiling: Callable[[], bool] = torch.autograd._profiler_enabled  # asked before ranges, which cost microseconds
+as_tensors: Any = torch._C.DisableTorchFunctionSubclass  # inside, functions take tensors of subclasses as any others
 CONVERSION = torch.ops.aten._to_copy.default  # to another dtype, that autocast calls
 
 

@@ -21,6 +21,7 @@ from graphpipe.model.torch_private import (
     DispatchMode,
     FunctionContext,
     answering,
+    as_tensors,
     call_directly,
     compiled_form,
     current_backward_node,
@@ -50,6 +51,7 @@ from graphpipe.model.torch_private import (
     unregister_buffer,
     unsaved_buffers,
     with_child,
+    without_data,
     without_write,
     written_arguments,
 )
@@ -200,6 +202,22 @@ def test_an_alias_of_a_leaf_may_be_written_into_and_passes_its_gradient_on() -> 
     assert leaf.tolist() == [0.0, 2.0]
     with pytest.raises(RuntimeError, match="view of a leaf"):  # why it is not a view
         leaf.view_as(leaf).relu_()
+
+
+def test_a_tensor_without_data_has_a_shape_and_calls_inside_a_block_do_not_reach_its_class() -> None:
+    class Named(Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return "called"
+
+        @classmethod
+        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            raise AssertionError("there is no data")
+
+    made = without_data(Named, [2, 3], dtype=torch.float16, device=torch.device("cpu"))
+    assert made.size() == "called"
+    with as_tensors():
+        assert (made.size(), made.dtype, made.device.type) == ((2, 3), torch.float16, "cpu")
 
 
 def test_profiling_is_true_while_the_profiler_records() -> None:

@@ -192,3 +192,36 @@ def test_logits_that_something_else_reads_are_gathered() -> None:
     model = TwoReaders()
     graph = gp.with_shards(gp.capture(model, TOKENS), model, loss_fn=loss_fn)
     assert not any(op.shards.divides_logits for op in graph.ops if op.shards)
+
+
+class Tempered(nn.Module):
+    """A model that learns the temperature of its logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model, self.temperature = gpt(), nn.Parameter(torch.zeros(()))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.model(tokens) * self.temperature.exp()
+
+
+def test_logits_that_a_learnt_factor_enters_are_gathered() -> None:
+    """The gradient of the factor was that of a rank's columns."""
+    model = Tempered()
+    graph = gp.with_shards(gp.capture(model, TOKENS), model, loss_fn=flat)
+    assert not any(op.shards.divides_logits for op in graph.ops if op.shards)
+
+
+def test_a_loss_that_learns_a_factor_gathers() -> None:
+    values, labels = labelled()
+    factor = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    (wanted,) = torch.autograd.grad(flat(values * factor, labels), [factor])
+
+    def compute(team: ThreadTeam) -> Tensor:
+        start, stop = own_range(CLASSES, 2, team.position)
+        own = factor.detach().clone().requires_grad_()
+        logits = DividedLogits(values[..., start:stop].clone().requires_grad_() * 1, team, CLASSES, 2)
+        return torch.autograd.grad(flat(logits * own, labels), [own])[0]
+
+    for each in computed_by_two(compute):
+        torch.testing.assert_close(each, wanted)

@@ -16,7 +16,7 @@ from torch import Tensor
 from graphpipe.errors import InvalidInput
 from graphpipe.model.shards.logits.cross_entropy import Reduction, divided_cross_entropy
 from graphpipe.model.shards.team import ShardTeam, join, own_range
-from graphpipe.model.torch_private import flatten, unflatten
+from graphpipe.model.torch_private import as_tensors, flatten, unflatten, without_data
 
 _BEFORE_LOSS: ContextVar[bool] = ContextVar("whether a loss reads the logits", default=False)
 _OF_COLUMNS = frozenset(["requires_grad", "grad_fn", "is_leaf"])
@@ -69,8 +69,7 @@ class DividedLogits(Tensor):
         """Return the logits. Nothing is computed."""
         shape = list(columns.shape)
         shape[at] = total
-        make: Any = Tensor._make_wrapper_subclass  # pyright: ignore[reportPrivateUsage]
-        made = make(cls, shape, dtype=columns.dtype, device=columns.device)
+        made = without_data(cls, shape, dtype=columns.dtype, device=columns.device)
         made.columns, made.team, made.total, made.at = columns, team, total, at
         return made
 
@@ -111,7 +110,7 @@ class DividedLogits(Tensor):
     def _property(self, func: Any, name: str, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
         if name in _OF_COLUMNS:
             return getattr(self.columns, name)
-        with torch._C.DisableTorchFunctionSubclass():  # pyright: ignore[reportPrivateUsage]
+        with as_tensors():
             return func(*args, **named)
 
     def like(self, columns: Tensor, at: int | None = None) -> "DividedLogits":
@@ -134,7 +133,7 @@ def _on_columns(
     others = [each for each in flatten((tuple(rest), dict(named)))[0] if isinstance(each, Tensor) and each.ndim]
     if name in _CROSS_ENTROPIES:
         return _cross_entropy(given, *rest, **{key: each for key, each in named.items() if key != "input"})
-    if name in _LIKE and all(_has_one_column(each, given) for each in others):
+    if name in _LIKE and all(_has_one_column(each, given) for each in others) and not _is_learnt(rest, named):
         return given.like(func(given.columns, *rest, **named))
     last = given.ndim - 1
     if name in _RESHAPING and given.at == last:
@@ -152,6 +151,12 @@ def _on_columns(
     if name == "slice" and tuple(rest[1:3]) in ((0, 2**63 - 1), (None, None)):
         return given
     return None
+
+
+def _is_learnt(rest: Sequence[Any], named: Mapping[str, Any]) -> bool:
+    # The gradient of a factor sums over all columns, not over those of a rank.
+    given = flatten((tuple(rest), dict(named)))[0]
+    return any(isinstance(each, Tensor) and each.requires_grad for each in given)
 
 
 def _has_one_column(other: Tensor, given: DividedLogits) -> bool:

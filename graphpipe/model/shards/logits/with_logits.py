@@ -43,7 +43,9 @@ def with_logits(
 
 
 def _read_by_loss(head: fx.Node, inside: tuple[fx.Node, ...]) -> fx.Node | None:
-    """Return the node of the model's output that a head's value becomes, if nothing else reads it."""
+    """Return the node of the model's output that a head's value becomes, if nothing else reads it or enters it.
+
+    A factor of the model, such as a temperature, gets a gradient from all columns, so ranks gather them for it."""
     node = head
     while True:
         readers = [*node.users]
@@ -51,6 +53,8 @@ def _read_by_loss(head: fx.Node, inside: tuple[fx.Node, ...]) -> fx.Node | None:
             return None
         if readers[0].op == "output":
             return node
+        if len(readers[0].all_input_nodes) > 1:
+            return None
         node = readers[0]
 
 
