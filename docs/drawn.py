@@ -63,8 +63,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             whole = gp.plan(graph, costs, cluster, batch_size=32, schedule="gpipe")
             stages = tuple(replace(stage, burst=whole.micro_batches(at)) for at, stage in enumerate(whole.stages))
             plan = replace(whole, schedule=name, stages=stages)
-        elif name == "interleaved":  # Devices that share cores host one stage each.
-            plan = _two_stages_on_each_device()
+        elif name in ("interleaved", "dualpipe-v"):  # Devices that share cores host one stage each.
+            plan = _two_stages_on_each_device(name)
         else:
             inference = name in ("edgepipe", "forward-only")
             chosen = {} if name == "forward-only" else {word: name}
@@ -158,14 +158,15 @@ def _graph(name: str) -> gp.Graph:
     return found.graph if found else gp.capture(*zoo(name, device="meta"))
 
 
-def _two_stages_on_each_device() -> gp.Plan:
+def _two_stages_on_each_device(schedule: str) -> gp.Plan:
     graph = _graph("gpt-small")
     cluster = gp.Cluster.preset("local:2")
+    devices = (0, 1, 0, 1) if schedule == "interleaved" else (0, 1, 1, 0)
     stages = [
-        HandStage(ops=(f"layers.{layer}.*", *(["head*"] if layer == 3 else [])), devices=(layer % 2,), micro_batch=2)
-        for layer in range(4)
+        HandStage(ops=(f"layers.{layer}.*", *(["head*"] if layer == 3 else [])), devices=(device,), micro_batch=2)
+        for layer, device in enumerate(devices)
     ]
-    hand = HandPlan(stages=tuple(stages), schedule="interleaved")
+    hand = HandPlan(stages=tuple(stages), schedule=schedule)
     return plan_by_hand(Problem(graph, gp.estimate(graph, cluster), cluster, 16), hand)
 
 

@@ -17,6 +17,7 @@ from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.problem.planner import Planner
 from graphpipe.planners.search.search import candidates, distinct
+from graphpipe.planners.sharing.folds import plan_in_a_v
 from graphpipe.planners.sharing.share_devices import with_shared_devices
 from graphpipe.plans.plan import Plan
 
@@ -58,6 +59,8 @@ def _with_own_sizes(problem: Problem, plan: Plan, options: Options) -> Plan:
 
 
 def _searched(problem: Problem, options: Options) -> Plan:
+    if options.in_a_v:
+        return plan_in_a_v(problem, options, planner="graphpipe")
     wanted = [getattr(problem, each.name) for each in fields(problem)]
     # How many stages a device may host, and how those plans rank, matters only to `with_shared_devices`.
     wanted += [getattr(options, each.name) for each in fields(options) if each.name not in _OF_SHARING]

@@ -217,6 +217,23 @@ def _most_stages(cluster: Cluster, settings: PlanSettings, effort: SearchEffort)
     return settings.stages_per_device or int(default)
 
 
+def _check_v(settings: PlanSettings, schedule: str) -> bool:
+    """Return whether a schedule needs devices that host two stages each in a V.
+
+    Raises:
+        InvalidInput: the caller allows fewer.
+    """
+    if schedule == AUTO or not find_scheduler(schedule).in_a_v:
+        return False
+    if settings.stages_per_device is not None and settings.stages_per_device < 2:
+        raise InvalidInput(
+            f"is {settings.stages_per_device}, but under '{schedule}' devices host two stages each",
+            where="stages_per_device",
+            remedy="Leave it out, or choose another schedule.",
+        )
+    return True
+
+
 def _options(
     cluster: Cluster,
     settings: PlanSettings,
@@ -238,6 +255,7 @@ def _options(
         scheduled=None if settings.mixed_micro_batches else choose,
         ranked=choose.ranked,
         stages_per_device=_most_stages(cluster, settings, effort),
+        in_a_v=_check_v(settings, schedule),
         offload_to=settings.offload_to,
         splits_backward=schedule == AUTO or find_scheduler(schedule).splits_backward,
         effort=effort,

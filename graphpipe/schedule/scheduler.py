@@ -25,6 +25,9 @@ class Scheduler:
     uses_bursts: bool = False
     """Whether it reads each stage's `burst`. Only stages written by hand and mixed micro-batch sizes set bursts, so
     that users cannot ask for it by name."""
+    in_a_v: bool = False
+    """Whether it is only for pipelines whose devices host two stages each in a V: the first and the last one, and so
+    on. The planner `graphpipe` then looks for such plans."""
     tried_by_auto: bool = False
     """Whether `auto` simulates it and takes it where it makes the step shortest."""
     considers: frozenset[str] = frozenset()

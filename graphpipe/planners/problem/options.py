@@ -49,6 +49,8 @@ class Options:
     the step takes longer than the second argument."""
     stages_per_device: int = 1
     """The most stages that a device may host, except for stages of the whole-batch tail."""
+    in_a_v: bool = False
+    """Whether the caller's schedule is only for pipelines whose devices host two stages each in a V."""
     most_seconds: float = inf
     """The most seconds of a step: slower plans are not wanted."""
     splits_backward: bool = False

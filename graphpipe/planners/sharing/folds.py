@@ -19,6 +19,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from graphpipe.costs import CostModel
+from graphpipe.errors import Infeasible
 from graphpipe.planners.problem.limits import HALVINGS, MANY
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble
@@ -46,7 +47,23 @@ class Fold:
         return self.teams - 1 - place if self.turns and turn % 2 else place
 
 
-def folded_plans(problem: Problem, options: Options, rounds: int, *, planner: str, most: int) -> list[Plan]:
+def plan_in_a_v(problem: Problem, options: Options, *, planner: str) -> Plan:
+    """Return the best pipeline whose devices host two stages each in a V, under the caller's schedule.
+
+    Raises:
+        Infeasible: none fits in memory, or there are too few operators or micro-batches.
+    """
+    if found := folded_plans(problem, options, 2, planner=planner, most=options.effort.ranked, in_a_v=True):
+        return options.chosen(found)
+    raise Infeasible(
+        "no pipeline whose devices host two stages each in a V fits",
+        remedy="Use another schedule. It needs two operators and two micro-batches for each of several devices.",
+    )
+
+
+def folded_plans(
+    problem: Problem, options: Options, rounds: int, *, planner: str, most: int, in_a_v: bool = False
+) -> list[Plan]:
     """Return the plans of the most promising folds that fit in memory under 1F1B.
 
     Args:
@@ -55,12 +72,16 @@ def folded_plans(problem: Problem, options: Options, rounds: int, *, planner: st
         rounds: stages that every device hosts.
         planner: name written into the plans.
         most: plans to return.
+        in_a_v: only those that turn back over the teams, with at least two micro-batches for each team.
     """
     tail = WholeBatchTail.of(problem.graph)
     if tail.before is None:
         return []
     plans: list[Plan] = []
-    for fold in sorted(_folds(problem, options, rounds, tail.before.order), key=lambda fold: fold.seconds):
+    folds = _folds(problem, options, rounds, tail.before.order)
+    if in_a_v:
+        folds = (fold for fold in folds if fold.turns and problem.batch_size >= 2 * fold.teams * fold.micro_batch)
+    for fold in sorted(folds, key=lambda fold: fold.seconds):
         plan = _folded(problem, tail, fold, planner)
         if memory_shortfall(plan) <= 0:
             plans.append(plan)

@@ -5,7 +5,16 @@ from graphpipe.plans import Plan
 from graphpipe.plugins import Registry
 from graphpipe.schedule.schedule import Schedule
 from graphpipe.schedule.scheduler import Scheduler
-from graphpipe.schedule.schedulers import forward_only, gpipe, interleaved, kfkb, one_f_one_b, zb_auto, zb_h1
+from graphpipe.schedule.schedulers import (
+    dualpipe_v,
+    forward_only,
+    gpipe,
+    interleaved,
+    kfkb,
+    one_f_one_b,
+    zb_auto,
+    zb_h1,
+)
 from graphpipe.schedule.verify import verify
 
 
@@ -23,7 +32,9 @@ SCHEDULERS = Registry(
     "schedule",
     Scheduler,
     "graphpipe.schedulers",
-    own=[module.SCHEDULER for module in (one_f_one_b, interleaved, gpipe, kfkb, zb_h1, zb_auto, forward_only)],
+    own=[
+        module.SCHEDULER for module in (one_f_one_b, interleaved, dualpipe_v, gpipe, kfkb, zb_h1, zb_auto, forward_only)
+    ],
     check=_check_traits,
 )
 """Every scheduler registered so far. Every process needs the same ones: where other processes build schedules, as on

@@ -28,7 +28,7 @@ from graphpipe.schedule.list_scheduling.plan_work import PlanWork, hosted_stages
 from graphpipe.schedule.list_scheduling.replay import replay
 from graphpipe.schedule.schedule import Kind, Schedule, StageTask
 from graphpipe.schedule.scheduler import Scheduler
-from graphpipe.schedule.schedulers import interleaved, one_f_one_b, zb_h1
+from graphpipe.schedule.schedulers import dualpipe_v, interleaved, one_f_one_b, zb_h1
 
 NAME = "zb-auto"
 
@@ -50,7 +50,7 @@ _TASKS = 20_000
 
 
 def build(plan: Plan) -> Schedule:
-    """Return the best of the 1F1B and interleaved schedules (whole backwards), H1, and those of many greedy rules.
+    """Return the best of 1F1B and the interleaved schedule (whole backwards), H1, DualPipeV, and those of many rules.
 
     The best schedule ends first. Of several, it is the one with the least time from a stage's first task to its update,
     at the stage that takes longest. Without a barrier between steps, this is the time of a step in the long run. Times
@@ -89,7 +89,8 @@ def _known(plan: Plan, works: PlanWork) -> Iterator[PartialSchedule]:
         replace(stage, in_flight=works.stages[stand].warm_up * stage.micro_batch)
         for stage, stand in zip(plan.stages, works.work_of, strict=True)
     )
-    builds = [(one_f_one_b.build, plan), (zb_h1.build, plan), (interleaved.build_in_turn, plan)]
+    orders = (one_f_one_b.build, zb_h1.build, interleaved.build_in_turn, dualpipe_v.build)
+    builds = [(build_known, plan) for build_known in orders]
     if lean != plan.stages:
         builds.insert(1, (one_f_one_b.build, replace(plan, stages=lean)))
     for build_known, form in builds:
@@ -170,5 +171,5 @@ SCHEDULER = Scheduler(
     splits_backward=True,
     uses_spare_memory=True,
     tried_by_auto=True,
-    considers=frozenset({one_f_one_b.NAME, interleaved.NAME, zb_h1.NAME}),
+    considers=frozenset({one_f_one_b.NAME, interleaved.NAME, zb_h1.NAME, dualpipe_v.NAME}),
 )

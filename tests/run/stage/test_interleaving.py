@@ -6,6 +6,7 @@ import pytest
 import torch
 from run_chain import INTERLEAVED, chain, chain_batch, chain_pipeline, train_chain
 from run_models import cross_entropy
+from run_plans import StageLine
 from run_ranks import run_ranks, values
 
 from graphpipe.files.json_body import from_body
@@ -14,11 +15,16 @@ from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedulers.registry import build_schedule
 from graphpipe.trace import Trace
 
+IN_A_V: list[StageLine] = [(["a"], [0], 2), (["b"], [1], 2), (["c"], [1], 2), (["d"], [0], 2)]
 
-@pytest.mark.parametrize("order", ["1f1b", "interleaved", "zb-h1"])
-def test_two_ranks_with_two_stages_each_train_like_one(order: str, tmp_path: Path) -> None:
-    single = train_chain(INTERLEAVED, order)
-    ranks = values(run_ranks(train_chain, 2, tmp_path, INTERLEAVED, order))
+
+@pytest.mark.parametrize(
+    ("order", "stages"),
+    [("1f1b", INTERLEAVED), ("interleaved", INTERLEAVED), ("zb-h1", INTERLEAVED), ("dualpipe-v", IN_A_V)],
+)
+def test_two_ranks_with_two_stages_each_train_like_one(order: str, stages: list[StageLine], tmp_path: Path) -> None:
+    single = train_chain(stages, order)
+    ranks = values(run_ranks(train_chain, 2, tmp_path, stages, order))
     for rank in ranks:
         assert rank["losses"] == single["losses"]
         for what in ("gradients", "state"):
@@ -26,7 +32,8 @@ def test_two_ranks_with_two_stages_each_train_like_one(order: str, tmp_path: Pat
                 assert torch.equal(tensor, single[what][name]), name
     assert ranks[0]["gradients"].keys() | ranks[1]["gradients"].keys() == single["gradients"].keys()
     trace = from_body(Trace, ranks[0]["trace"], "trace")
-    assert {(span.device, span.stage) for span in trace.spans if span.kind == "F"} == {(0, 0), (1, 1), (0, 2), (1, 3)}
+    hosted = {(device, stage) for stage, (_, (device,), _) in enumerate(stages)}
+    assert {(span.device, span.stage) for span in trace.spans if span.kind == "F"} == hosted
 
 
 def test_gradients_equal_those_of_the_unpartitioned_model() -> None:

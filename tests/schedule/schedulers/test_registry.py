@@ -130,7 +130,7 @@ def test_an_installed_scheduler_that_cannot_be_imported_is_named(package: Path):
 
 
 def test_kfkb_is_not_among_the_choices_of_a_caller():
-    assert schedule_choices() == ("auto", "1f1b", "interleaved", "gpipe", "zb-h1", "zb-auto")
+    assert schedule_choices() == ("auto", "1f1b", "interleaved", "dualpipe-v", "gpipe", "zb-h1", "zb-auto")
     assert AS_PLANNED in schedule_choices()
     with pytest.raises(InvalidInput, match="unknown schedule 'kfkb'"):
         check_choice("kfkb")
