@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining.schedules import ScheduleDualPipeV
 
 from bench.running.alternate import Step
 from graphpipe.plans import Plan
@@ -58,6 +59,32 @@ def theirs(
             runner.step(*contiguous, return_outputs=False)
         elif rank == size - 1:
             runner.step(target=targets, losses=losses, return_outputs=False)
+        else:
+            runner.step(return_outputs=False)
+        optimizer.step()
+        return torch.stack(losses).mean().item() if losses else None
+
+    return step
+
+
+def theirs_in_a_v(
+    modules: Sequence[nn.Module], loss: Loss, micro_batches: int, inputs: Sequence[Tensor], targets: Tensor
+) -> Step:
+    """Return a step of torch's DualPipeV for this rank's two stages, the first and the last ones on rank 0."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    numbers = (rank, 2 * size - 1 - rank)
+    stages = [
+        PipelineStage(module, number, 2 * size, torch.device("cpu"))
+        for module, number in zip(modules, numbers, strict=True)
+    ]
+    runner = ScheduleDualPipeV([*stages], micro_batches, loss_fn=loss)  # pyright: ignore[reportArgumentType]
+    optimizer = adamw([parameter for module in modules for parameter in module.parameters()])
+
+    def step() -> float | None:
+        optimizer.zero_grad()
+        losses: list[Tensor] = []
+        if rank == 0:
+            runner.step(*inputs, target=targets, losses=losses, return_outputs=False)
         else:
             runner.step(return_outputs=False)
         optimizer.step()

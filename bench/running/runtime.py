@@ -8,6 +8,7 @@ outputs. Figures are medians over the steps. A step is as long as on its slowest
 ratios of consecutive steps.
 
 - **chain**: gpt-small, cut after the same layers, with the same micro-batches and schedule.
+- **in a V**: the same on two ranks that host two stages each, under `dualpipe-v` and torch's DualPipeV.
 - **two-branches**: layers that sleep (5 ms per sample forward, 10 backward), because there are more ranks than cores.
   Two branches of two layers, and a layer that joins them, run on five ranks. torch.distributed.pipelining runs the
   branches one after the other, because it supports only chains. `predicted` is the ratio of the simulated steps.
@@ -16,7 +17,7 @@ ratios of consecutive steps.
   is higher for short tasks. `unchecked` is the ratio when our runtime does not look for NaN.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import graphpipe as gp
@@ -56,6 +57,7 @@ def main() -> None:
 
 def _rows() -> Iterator[dict[str, Any]]:
     yield from (chain(ranks, schedule) for ranks in (2, 4) for schedule in SCHEDULES)
+    yield in_a_v()
     yield from (two_branches(schedule) for schedule in SCHEDULES)
     yield from (_alone(*case) for case in ALONE)
 
@@ -82,10 +84,23 @@ def chain(ranks: int, schedule: str, *, warmup: int = 5, repeats: int = 100) -> 
     return {"case": "chain"} | row
 
 
-def chain_plan(model: str, ranks: int, schedule: str, batch: int, micro_batch: int) -> Plan:
-    """Return gpt cut into equal parts."""
+def in_a_v(*, warmup: int = 5, repeats: int = 100) -> dict[str, Any]:
+    """Return the row of gpt in a V on two ranks, against torch's DualPipeV."""
+    devices = (0, 1, 1, 0)
+    plan = chain_plan("gpt-small", len(devices), "dualpipe-v", CHAIN_BATCH, CHAIN_MICRO_BATCH, devices=devices)
+    row = run_case("in_a_v", plan, "gpt-small", ranks=2, against="theirs", warmup=warmup, repeats=repeats)
+    return {"case": "in a V"} | row
+
+
+def chain_plan(
+    model: str, ranks: int, schedule: str, batch: int, micro_batch: int, *, devices: Sequence[int] | None = None
+) -> Plan:
+    """Return gpt cut into equal parts, one on each device or on those that are given."""
     zoo = zoo_model(model)
-    graph, cluster = gp.capture(zoo.module, zoo.example_inputs), gp.Cluster.preset(f"local:{ranks}")
+    graph, cluster = (
+        gp.capture(zoo.module, zoo.example_inputs),
+        gp.Cluster.preset(f"local:{max(devices) + 1 if devices else ranks}"),
+    )
     layers = len({op.name.split(".")[1] for op in graph.ops if op.name.startswith("layers.")})
     each = layers // ranks
     stages = [
@@ -94,7 +109,7 @@ def chain_plan(model: str, ranks: int, schedule: str, batch: int, micro_batch: i
                 *(f"layers.{layer}.*" for layer in range(rank * each, (rank + 1) * each)),
                 *(["head.*"] if rank == ranks - 1 else []),
             ),
-            devices=(rank,),
+            devices=(devices[rank] if devices else rank,),
             micro_batch=micro_batch,
         )
         for rank in range(ranks)

@@ -14,7 +14,7 @@ from torch import nn
 
 from bench.running import naps
 from bench.running.alternate import Step, alternate
-from bench.running.engines import ours, plain, theirs
+from bench.running.engines import ours, plain, theirs, theirs_in_a_v
 from graphpipe.model.zoo.registry import zoo_model
 from graphpipe.plans import Plan
 
@@ -35,6 +35,26 @@ def chain(job: str) -> None:
         ),
     }
     _measure(case, job, rank, steps)
+    dist.destroy_process_group()
+
+
+def in_a_v(job: str) -> None:
+    """Train gpt with our runtime and with torch's DualPipeV, cut into the same stages, two on each rank."""
+    case: dict[str, Any] = json.loads(Path(job).read_text())
+    rank, ranks = _join(case), case["ranks"]
+    plan = Plan.load(case["plan"])
+    model = _zoo(case["model"])
+    inputs, targets = model.batch(torch.Generator().manual_seed(0), plan.batch_size)
+    twin = copy.deepcopy(model.module)
+    count = plan.batch_size // plan.stages[0].micro_batch
+    modules = [_gpt_stage(twin, number, 2 * ranks) for number in (rank, 2 * ranks - 1 - rank)]
+    steps = {
+        "ours": ours(plan, model.module, model.loss_fn, inputs, targets),
+        "theirs": theirs_in_a_v(
+            modules, model.loss_fn, count, [each.contiguous() for each in inputs.values()], targets
+        ),
+    }
+    _measure(case, job, rank, steps, knows_loss=0)
     dist.destroy_process_group()
 
 
@@ -101,10 +121,11 @@ def _measure(
     rank: int,
     steps: dict[str, Step],
     clock: Callable[[], float] = time.perf_counter,
+    knows_loss: int | None = None,
 ) -> None:
     # Every engine trains a copy of the same weights, so that they find the same loss; it is the last rank's of a chain.
     first, *others = (step() for step in steps.values())
-    if rank == case["ranks"] - 1:
+    if rank == (case["ranks"] - 1 if knows_loss is None else knows_loss):
         for other in others:
             assert abs(first - other) < 1e-5 * abs(first), f"the engines compute different losses: {first}, {other}"
     seconds = alternate(steps, warmup=case["warmup"], repeats=case["repeats"], clock=clock)
