@@ -78,13 +78,14 @@ def theirs_in_a_v(
         for module, number in zip(modules, numbers, strict=True)
     ]
     runner = ScheduleDualPipeV([*stages], micro_batches, loss_fn=loss)  # pyright: ignore[reportArgumentType]
+    contiguous = [each.contiguous() for each in inputs]
     optimizer = adamw([parameter for module in modules for parameter in module.parameters()])
 
     def step() -> float | None:
         optimizer.zero_grad()
         losses: list[Tensor] = []
         if rank == 0:
-            runner.step(*inputs, target=targets, losses=losses, return_outputs=False)
+            runner.step(*contiguous, target=targets, losses=losses, return_outputs=False)
         else:
             runner.step(return_outputs=False)
         optimizer.step()

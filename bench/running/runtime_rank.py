@@ -50,9 +50,7 @@ def in_a_v(job: str) -> None:
     modules = [_gpt_stage(twin, number, 2 * ranks) for number in (rank, 2 * ranks - 1 - rank)]
     steps = {
         "ours": ours(plan, model.module, model.loss_fn, inputs, targets),
-        "theirs": theirs_in_a_v(
-            modules, model.loss_fn, count, [each.contiguous() for each in inputs.values()], targets
-        ),
+        "theirs": theirs_in_a_v(modules, model.loss_fn, count, [*inputs.values()], targets),
     }
     _measure(case, job, rank, steps, knows_loss=0)
     dist.destroy_process_group()
