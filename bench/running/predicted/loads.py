@@ -4,7 +4,8 @@
 there. Layers sleep in proportion to what they compute, so that a rank does not wait for a core. The default planner
 plans for the declared shares of samples by number of images (1F1B, mini-batch of 32), or each layer is a stage.
 *Trained*: one rank per device takes optimizer steps with the real runtime. *Rehearsed*: the same plan with emulated
-compute. Every step has its own random samples, others than those that the prediction drew.
+compute. Every step has its own random samples, others than those that the prediction drew. *Balanced*: the plan and the
+training put samples into an order of equal load.
 
 Predicted is what the plan says, the mean of 16 drawn steps, and measured is the median. Of the mean load: what a step
 would take if every sample had the mean load, so that nothing waits for a heavy micro-batch or replica. Step by step:
@@ -38,7 +39,7 @@ MIXES: Mapping[str, Mapping[float, float]] = {
     "70 % 1, 30 % 4": {1: 0.7, 4: 0.3},
 }
 HEADER = (
-    *("images", "plan", "stages", "run", "predicted s", "measured s", "difference", "of the mean load s"),
+    *("images", "plan", "stages", "run", "predicted s", "measured s", "difference", "of the mean load s", "over it"),
     *("step by step", "unaware s"),
 )
 
@@ -50,6 +51,7 @@ def main() -> None:
     for mix in MIXES:
         plan = _planned(model, mix)
         rows += [_row(mix, "planned", plan, run) for run in ("trained", "rehearsed")]
+        rows.append(_row(mix, "balanced", _planned(model, mix, balance=True), "trained"))
     rows.append(_row("25 % each", "a stage per layer", _by_layer(model, "25 % each"), "trained"))
     title, _, caption = (__doc__ or "").partition("\n\n")
     markdown("loads", title.rstrip("."), caption.strip(), HEADER, [_line(row) for row in rows])
@@ -61,10 +63,11 @@ def _loads(mix: str) -> dict[str, Mapping[float, float]]:
     return {"v*": MIXES[mix]}
 
 
-def _planned(model: gp.Graph, mix: str) -> gp.Plan:
+def _planned(model: gp.Graph, mix: str, *, balance: bool = False) -> gp.Plan:
     devices = cluster(DEVICES)
     found = costs(model, devices)
-    return gp.plan(model, found, devices, batch_size=BATCH, schedule="1f1b", loads=_loads(mix))
+    loads = _loads(mix)
+    return gp.plan(model, found, devices, batch_size=BATCH, schedule="1f1b", loads=loads, balance=balance)
 
 
 def _by_layer(model: gp.Graph, mix: str) -> gp.Plan:
@@ -88,21 +91,23 @@ def _row(mix: str, name: str, plan: gp.Plan, run: str) -> dict[str, Any]:
         "stages": [f"{'+'.join(stage.ops)} x{stage.degree}" for stage in plan.stages],
         "micro_batch": plan.stages[0].micro_batch,
         "run": run,
-        "mean_load_seconds": step_seconds(plan),
+        "mean_load_seconds": (mean := step_seconds(plan)),
         "unaware_seconds": _unaware(plan, mix),
     }
     with tempfile.TemporaryDirectory() as folder:
         plan.save(Path(folder) / "plan.json")
-        row |= _trained(plan, Path(folder)) if run == "trained" else _rehearsed(Path(folder))
+        balance = name == "balanced"
+        row |= _trained(plan, Path(folder), balance=balance) if run == "trained" else _rehearsed(Path(folder))
+    row["over_mean_load"] = row["measured_seconds"] / mean
     row["difference"] = row["measured_seconds"] / row["predicted_seconds"] - 1
     print(*_line(row), sep="\t", flush=True)
     return row
 
 
-def _trained(plan: gp.Plan, folder: Path) -> dict[str, Any]:
+def _trained(plan: gp.Plan, folder: Path, *, balance: bool) -> dict[str, Any]:
     drawn = [draw_loads(plan, DRAWN_STEPS + step) for step in range(STEPS + 1)]
     job = folder / "job.json"
-    job.write_text(json.dumps([loads["v*"] for loads in drawn]))
+    job.write_text(json.dumps({"counts": [loads["v*"] for loads in drawn], "balance": balance}))
     ranks = len(plan.used_devices)
     launch(
         "bench.running.predicted.loads_rank:train", ranks, arguments=[str(job)], environment={"OMP_NUM_THREADS": "1"}
@@ -143,6 +148,7 @@ def _line(row: dict[str, Any]) -> list[object]:
         f"{row['measured_seconds']:.2f}",
         f"{row['difference']:+.1%}",
         f"{row['mean_load_seconds']:.2f}",
+        f"{row['over_mean_load']:.3f}",
         f"{row['step_by_step']:+.1%}" if "step_by_step" in row else "",
         f"{row['unaware_seconds']:.2f}",
     ]
