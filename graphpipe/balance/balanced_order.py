@@ -6,39 +6,42 @@ equal loads, and each part again, down to the smallest block:
 
     8 samples with loads     8 1 1 1 4 4 2 1
     two micro-batches of 4   8 1 1 1 | 4 4 2 1           11 and 11
-    each on two replicas     8 1 | 1 1 | 4 1 | 4 2       9 and 2, 5 and 6
+    each on two replicas     8 1 | 1 1 | 1 4 | 4 2       9 and 2, then 5 and 6: the replicas' sums are 14 and 8
 
 It is a problem of number partitioning with equal numbers in all parts. The largest sample is taken first, by the part
 that has the least (Graham: Bounds on Multiprocessing Timing Anomalies. SIAM J. Appl. Math. 17, 1969). Then two samples
-change places as long as this brings the fullest and the emptiest part closer together.
+change places as long as this brings the fullest and the emptiest part closer together. A replica computes its part of
+every micro-batch. So of the parts of a micro-batch, the largest goes to the replica that has the least so far.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+
+from graphpipe.balance.blocks import Blocks
 
 Loads = NDArray[np.float64]
 Samples = NDArray[np.int64]
 
 
-def balanced_order(loads: Loads, sizes: Sequence[int]) -> Samples:
-    """Return the positions of samples in an order whose blocks have about equal loads.
+def balanced_order(loads: Loads, blocks: Blocks) -> Samples:
+    """Return the positions of samples in an order whose blocks, and replicas, have about equal loads.
 
     The order depends on the loads alone, so all ranks find the same one. Inside the smallest blocks samples stay in
     their order.
 
     Args:
         loads: [samples] or [samples, kinds], not negative: the work of each sample, of one kind or of several.
-        sizes: samples of the blocks that matter. Each should divide the next larger one. One that does not divide it
-            is left out.
+        blocks: that matter. Each size should divide the next larger one. One that does not divide it is left out.
     """
     table = loads.reshape(len(loads), -1)
     totals = table.sum(axis=0)
     shares = table[:, totals > 0] / totals[totals > 0]  # kinds count alike
-    order: list[int] = []
-    _divide(shares, np.arange(len(loads)), _counts(len(loads), sizes), order)
-    return np.array(order, dtype=np.int64)
+    division = _Division(shares, blocks.replicas)
+    division.divide(np.arange(len(loads)), _counts(len(loads), blocks.sizes))
+    return np.array(division.order, dtype=np.int64)
 
 
 def _counts(samples: int, sizes: Sequence[int]) -> list[int]:
@@ -63,14 +66,45 @@ def _primes(number: int) -> list[int]:
     return found
 
 
-def _divide(shares: Loads, samples: Samples, counts: Sequence[int], order: list[int]) -> None:
-    if not counts:
-        order += samples.tolist()
-        return
-    parts = _parts(shares, samples, counts[0])
-    _even_out(shares, parts)
-    for part in parts:
-        _divide(shares, np.sort(part), counts[1:], order)
+@dataclass(slots=True)
+class _Division:
+    """The order so far, and what it gives to each replica."""
+
+    shares: Loads
+    replicas: Sequence[tuple[int, int]]
+    order: list[int] = field(default_factory=list[int])
+    loads: list[Loads] = field(init=False)
+    """Of the replicas of each of `replicas`."""
+
+    def __post_init__(self) -> None:
+        self.loads = [np.zeros(size // part) for size, part in self.replicas]
+
+    def divide(self, samples: Samples, counts: Sequence[int]) -> None:
+        """Append samples to the order, divided into so many parts, and these again."""
+        if not counts:
+            for sample in samples.tolist():
+                for loads, (size, part) in zip(self.loads, self.replicas, strict=True):
+                    loads[len(self.order) % size // part] += self.shares[sample].sum()
+                self.order.append(sample)
+            return
+        parts = _parts(self.shares, samples, counts[0])
+        _even_out(self.shares, parts)
+        for part in self._placed(parts):
+            self.divide(np.sort(part), counts[1:])
+
+    def _placed(self, parts: list[Samples]) -> list[Samples]:
+        """Return parts in the places that they get: of a micro-batch, the largest with the replica of the least."""
+        each, start, have = len(parts[0]), len(self.order), np.zeros(len(parts))
+        for loads, (size, own) in zip(self.loads, self.replicas, strict=True):
+            if each * len(parts) <= size:
+                for place in range(len(parts)):
+                    first = (start + place * each) % size
+                    have[place] += loads[first // own : -(-(first + each) // own)].sum()
+        if not have.any():
+            return parts
+        largest = np.argsort([-self.shares[part].sum() for part in parts], kind="stable")
+        placed = dict(zip(np.argsort(have, kind="stable").tolist(), largest.tolist(), strict=True))
+        return [parts[placed[place]] for place in range(len(parts))]
 
 
 def _parts(shares: Loads, samples: Samples, count: int) -> list[Samples]:

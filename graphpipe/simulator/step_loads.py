@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphpipe.balance.balanced_order import balanced_order
-from graphpipe.balance.block_sizes import block_sizes
+from graphpipe.balance.blocks import Blocks
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.plans import Plan
 from graphpipe.plans.sharding import SampleRange
@@ -52,7 +52,7 @@ class StepLoads:
         table = np.array([loads[name] for name in declared], dtype=np.float64)
         even = [load.balanced for load in declared.values()]
         if any(even):
-            table = table[:, balanced_order(table[even].T, block_sizes(plan))]
+            table = table[:, balanced_order(table[even].T, Blocks.of(plan))]
         return StepLoads(tuple(_running_sums(row) for row in table))
 
     def within(self, rows: SampleRange) -> tuple[float, ...]:

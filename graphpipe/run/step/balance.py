@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from graphpipe.balance.balanced_order import balanced_order
-from graphpipe.balance.block_sizes import block_sizes
+from graphpipe.balance.blocks import Blocks
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.plans import Plan
 from graphpipe.run.stage.given_order import GivenOrder
@@ -37,7 +37,7 @@ def balanced(batch: MiniBatch, plan: Plan, balance: Balance) -> MiniBatch:
     Raises:
         InvalidInput: an input is unknown, or the work is not a number of at least 0 for each sample.
     """
-    order = torch.from_numpy(balanced_order(work_of(batch, balance), block_sizes(plan)))  # pyright: ignore[reportUnknownMemberType]
+    order = torch.from_numpy(balanced_order(work_of(batch, balance), Blocks.of(plan)))  # pyright: ignore[reportUnknownMemberType]
     if torch.equal(order, torch.arange(batch.size)):
         return batch
     places = torch.empty_like(order)

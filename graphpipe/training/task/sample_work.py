@@ -6,7 +6,7 @@ from typing import Any, cast
 import numpy as np
 
 from graphpipe.balance.balanced_order import balanced_order
-from graphpipe.balance.block_sizes import block_sizes
+from graphpipe.balance.blocks import Blocks
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.model.inputs import read_layout
 from graphpipe.plans import Plan
@@ -50,10 +50,10 @@ def arrange_of(task: Task, names: Sequence[str], plan: Plan) -> Arrange | None:
     """Return the function that balances the samples of a data set, for the blocks of a plan; None if nothing does."""
     if not names or task.dataset is None:
         return None
-    sizes = block_sizes(plan)
+    blocks = Blocks.of(plan)
 
     def arrange(samples: Sequence[int]) -> list[int]:
-        order = balanced_order(_work(task.loads, samples), sizes)
+        order = balanced_order(_work(task.loads, samples), blocks)
         return [samples[at] for at in order]
 
     return arrange

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import graphpipe as gp
-from graphpipe.balance.block_sizes import block_sizes
+from graphpipe.balance.blocks import Blocks
 from graphpipe.exporters.registry import EXPORTERS
 from graphpipe.graph import Graph
 from graphpipe.plans.sharding import count_micro_batches
@@ -136,7 +136,7 @@ def test_what_needs_equal_micro_batches_says_so() -> None:
     plan = plan_of(PLANS["equal sizes"])
     with pytest.raises(gp.InvalidInput, match="does not divide batch 7, as segments of several mini-batches need"):
         simulate(plan, mini_batches=2)
-    assert block_sizes(plan_of(PLANS["replicas"])) == ()  # a balanced order is one of equal blocks
+    assert Blocks.of(plan_of(PLANS["replicas"])) == Blocks(())  # a balanced order is one of equal blocks
     options = gp.PipelineOptions(weights="stash")
     with pytest.raises(gp.InvalidInput, match="as the weight policy 'stash' needs"):
         gp.Pipeline(plan, model(), nn.functional.cross_entropy, torch.optim.SGD, options=options)
