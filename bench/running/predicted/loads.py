@@ -5,7 +5,7 @@ there. Layers sleep in proportion to what they compute, so that a rank does not 
 plans for the declared shares of samples by number of images (1F1B, mini-batch of 32), or each layer is a stage.
 *Trained*: one rank per device takes optimizer steps with the real runtime. *Rehearsed*: the same plan with emulated
 compute. Every step has its own random samples, others than those that the prediction drew. *Balanced*: the plan and the
-training put samples into an order of equal load.
+training put samples into an order of equal load, and the schedule is the default one.
 
 Predicted is what the plan says, the mean of 16 drawn steps, and measured is the median. Of the mean load: what a step
 would take if every sample had the mean load, so that nothing waits for a heavy micro-batch or replica. Step by step:
@@ -66,8 +66,8 @@ def _loads(mix: str) -> dict[str, Mapping[float, float]]:
 def _planned(model: gp.Graph, mix: str, *, balance: bool = False) -> gp.Plan:
     devices = cluster(DEVICES)
     found = costs(model, devices)
-    loads = _loads(mix)
-    return gp.plan(model, found, devices, batch_size=BATCH, schedule="1f1b", loads=loads, balance=balance)
+    loads, schedule = _loads(mix), "auto" if balance else "1f1b"
+    return gp.plan(model, found, devices, batch_size=BATCH, schedule=schedule, loads=loads, balance=balance)
 
 
 def _by_layer(model: gp.Graph, mix: str) -> gp.Plan:
