@@ -30,6 +30,7 @@ def propagate_shapes(
     inputs: tuple[Input, ...],
     precision: Precision | None = None,
     attention: AbstractContextManager[object] | None = None,
+    entered: Callable[[fx.Node], object] = lambda _: None,
 ) -> dict[fx.Node, Reading]:
     """Return a reading of every node; must be called in a fake mode.
 
@@ -39,6 +40,7 @@ def propagate_shapes(
         inputs: of the model.
         precision: of the forwards.
         attention: in which attention is computed; None as on the CPU.
+        entered: called with each node before it runs, also before it runs again.
 
     Raises:
         Exception: any error of a submodule on fake tensors.
@@ -46,7 +48,8 @@ def propagate_shapes(
     structures = Structures(fake)
     with attention or nullcontext():
         few, many = (
-            _decided_run(module_graph, fake, blank(inputs, samples), structures, precision) for samples in SAMPLES
+            _decided_run(module_graph, fake, blank(inputs, samples), structures, precision, entered)
+            for samples in SAMPLES
         )
     for node, reading in many.items():
         if not all(map(_is_known, (*(few[node].shape or ()), *(reading.shape or ())))):
@@ -88,15 +91,16 @@ def _decided_run(
     inputs: Mapping[str, Tensor],
     structures: Structures,
     precision: Precision | None,
+    entered: Callable[[fx.Node], object],
 ) -> dict[fx.Node, Reading]:
     # Truth values in tensors that glue hands to calls count as true, or as false if calls then raise an error.
     decisions = Decisions(answer=True)
     try:
-        return _run(module_graph, fake, inputs, structures, decisions, precision)
+        return _run(module_graph, fake, inputs, structures, decisions, precision, entered)
     except Exception:
         if not decisions.count:
             raise
-        return _run(module_graph, fake, inputs, structures, Decisions(answer=False), precision)
+        return _run(module_graph, fake, inputs, structures, Decisions(answer=False), precision, entered)
 
 
 def _run(
@@ -106,6 +110,7 @@ def _run(
     structures: Structures,
     decided: Decisions,
     precision: Precision | None,
+    entered: Callable[[fx.Node], object],
 ) -> dict[fx.Node, Reading]:
     names = {node: name for name, node in module_graph.inputs.items()}
     values: dict[fx.Node, Any] = {}
@@ -133,6 +138,7 @@ def _run(
         return value, meter.reading(value)
 
     def metered(node: fx.Node, meter: Meter) -> Any:
+        entered(node)
         with meter, meter.recurrences, answering(meter.decisions.decide):
             return evaluate(node, values, fake, module_graph, partial(_again, meter))
 

@@ -4,12 +4,12 @@ The whole model and the part of one of two ranks are measured in the same way. H
 the latter.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, final
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from graphpipe.graph import Op, OpShards, ParameterSlice, SubmoduleShards
 from graphpipe.model.capture.build_ops import MeasuredModel, build_ops, tensor_names
@@ -39,20 +39,20 @@ class CountingTeam(ShardTeam):
 
     def __init__(self) -> None:
         super().__init__(_RANKS, 0)
-        self._sums: dict[str, dict[str, Exchanged]] = {}
-        self._by = ""
+        self._sums: dict[fx.Node | None, dict[str, Exchanged]] = {}
+        self.node: fx.Node | None = None
+        """The node that runs."""
 
-    def begin(self, by: str) -> None:
-        """Note what follows as that of one submodule or conversion, in place of what was noted of it before."""
-        self._by = by
-        self._sums[by] = dict(_NOTHING)
+    def begin(self, node: fx.Node) -> None:
+        """Note what follows as that of one node, in place of what was noted of it before."""
+        self.node = node
+        self._sums[node] = dict(_NOTHING)
 
-    @property
-    def sums(self) -> dict[str, Exchanged]:
-        """What was noted, all together."""
+    def sums(self, nodes: Iterable[fx.Node]) -> dict[str, Exchanged]:
+        """Return what was noted of some nodes, all together."""
         found = dict(_NOTHING)
-        for sums in self._sums.values():
-            for kind, (count, summed) in sums.items():
+        for node in nodes:
+            for kind, (count, summed) in self._sums.get(node, _NOTHING).items():
                 found[kind] = found[kind][0] + count, found[kind][1] + summed
         return found
 
@@ -69,7 +69,7 @@ class CountingTeam(ShardTeam):
 
     def note(self, kind: Literal["forward", "backward"], values: Tensor, reductions: float = 1.0) -> None:
         """Note the bytes."""
-        sums = self._sums.setdefault(self._by, dict(_NOTHING))
+        sums = self._sums.setdefault(self.node, dict(_NOTHING))
         count, summed = sums[kind]
         sums[kind] = count + reductions, summed + float(values.numel() * values.element_size())
 
@@ -82,9 +82,9 @@ class ShardMeasuring:
     traced: Traced
     captured: Captured
     shared: Mapping[str, Sequence[SubmoduleShards]]
-    teams: dict[str, CountingTeam] = field(default_factory=dict[str, CountingTeam])
-    pieces: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
-    """The parameters that are divided, with the dimension, by operator."""
+    team: CountingTeam = field(default_factory=CountingTeam)
+    pieces: dict[str, int] = field(default_factory=dict[str, int])
+    """The parameters that are divided, with the dimension."""
     calls: dict[str, dict[str, Call]] = field(default_factory=dict[str, dict[str, Call]])
     """Arguments of the submodules that are called, by operator. Those of equal calls are noted once."""
     replaced: list[tuple[nn.Module, str, nn.Module]] = field(default_factory=list[tuple[nn.Module, str, nn.Module]])
@@ -96,14 +96,14 @@ class ShardMeasuring:
         if not self._runs([*self.shared]) or self._disagree(whole):
             self.shared = self._that_agree(whole)
         halves = self._halves([*self.shared])
-        sums = {name: team.sums for name, team in self.teams.items()}
+        sums = {name: self.team.sums(self._calls(name)) for name in self.shared}
         alike: dict[Any, dict[str, Exchanged]] = {}
-        for name in self.teams:  # layers that are alike are run once
+        for name in self.shared:  # layers that are alike are run once
             if any(count for count, _ in sums[name].values()):
                 alike.setdefault(self._kind(whole[name]), sums[name])
         found = {
             name: self._shards(whole[name], halves[name], alike.get(self._kind(whole[name]), sums[name]))
-            for name in self.teams
+            for name in self.shared
         }
         return {name: each for name, each in found.items() if each.most % 2 == 0}
 
@@ -151,32 +151,36 @@ class ShardMeasuring:
             and any(disagrees(self.model.get_submodule(path), path, shards, call) for path, call in calls.items())
         )
 
-    def _replace(self, name: str) -> None:
-        team, traced, pieces = CountingTeam(), self.traced, dict[str, int]()
-        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+    def _replace(self, name: str, before: Collection[str]) -> None:
+        traced, parameters = self.traced, dict(self.model.named_parameters(remove_duplicate=False))
 
         def slice_of(piece: ParameterSlice) -> nn.Parameter:
-            pieces[piece.parameter] = piece.dimension
+            self.pieces[piece.parameter] = piece.dimension
             whole = traced.fake.get_parameter(piece.parameter)
             view = sliced(whole.detach(), piece)
             return nn.Parameter(view, requires_grad=parameters[piece.parameter].requires_grad)
 
-        made = SharedSubmodule(self.shared[name], team, slice_of)
+        made = SharedSubmodule(self.shared[name], self.team, slice_of)
         with traced.mode:
-            for path in dict.fromkeys(str(each.target) for each in self._calls(name)):
+            for path in self._called(name):
+                if path in before:  # several operators may call one submodule
+                    continue
                 parent, _, child = path.rpartition(".")
                 root = made.make(traced.fake.get_submodule(path), path)
                 own = traced.fake.get_submodule(path)
                 if root is not own:
-                    root.register_forward_pre_hook(partial(self._note, name, path), with_kwargs=True)
+                    root.register_forward_pre_hook(partial(self._note, path), with_kwargs=True)
                     setattr(traced.fake.get_submodule(parent), child, root)
                     self.replaced.append((traced.fake.get_submodule(parent), child, own))
-        self.teams[name], self.pieces[name] = team, pieces
 
-    def _note(self, name: str, path: str, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _note(self, path: str, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         del root
-        self.teams[name].begin(path)
-        self.calls.setdefault(name, {})[path] = args, kwargs
+        operators = (name for name in self.shared if self.team.node in self.captured.nodes[name])
+        for name in operators:
+            self.calls.setdefault(name, {})[path] = args, kwargs
+
+    def _called(self, name: str) -> list[str]:
+        return [*dict.fromkeys(str(each.target) for each in self._calls(name))]
 
     def _calls(self, name: str) -> list[Any]:
         return [node for node in self.captured.nodes[name] if node.op == "call_module"]
@@ -184,16 +188,23 @@ class ShardMeasuring:
     def _halves(self, names: Sequence[str]) -> dict[str, Op]:
         """Return all operators as measured with the parts of a rank in these, which stay in place."""
         self.restore()
-        self.teams.clear()
+        self.pieces.clear()
         self.calls.clear()
+        before = set[str]()
         for name in names:
-            self._replace(name)
+            self._replace(name, before)
+            before.update(self._called(name))
         traced, captured = self.traced, self.captured
         origin = captured.graph.origin
         attention = FusedAttention() if origin is not None and origin.fused_attention else None
         with traced.mode, quiet_export(), without_caches(traced.fake):
             readings = propagate_shapes(
-                traced.module_graph, traced.fake, captured.graph.inputs, captured.precision, attention
+                traced.module_graph,
+                traced.fake,
+                captured.graph.inputs,
+                captured.precision,
+                attention,
+                self.team.begin,
             )
         half = MeasuredModel(
             module_graph=traced.module_graph,
@@ -215,7 +226,9 @@ class ShardMeasuring:
     def _shards(self, op: Op, half: Op, sums: Mapping[str, Exchanged]) -> OpShards:
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         first = {id(each): name for name, each in self.model.named_parameters()}
-        pieces = {first[id(parameters[name])]: at for name, at in self.pieces[op.name].items()}
+        called = tuple(f"{path}." for path in self._called(op.name))
+        divided = {name: at for name, at in self.pieces.items() if name.startswith(called)}
+        pieces = {first[id(parameters[name])]: at for name, at in divided.items()}
         work, rest = op.work, half.work
         forward, backward = sums["forward"], sums["backward"]
         return OpShards(

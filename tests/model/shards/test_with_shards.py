@@ -230,3 +230,26 @@ def test_layers_are_left_whole_by_hand() -> None:
 def test_styles_that_cannot_be(styles: dict[str, str], said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
         gp.with_shards(captured_gpt(), gpt(), styles)
+
+
+class Siblings(nn.Module):
+    """Reads two texts of different lengths with one table of words and one feed-forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.mix = nn.Embedding(WORDS, HIDDEN), FeedForward(HIDDEN, WIDE)
+
+    def forward(self, question: Tensor, answer: Tensor) -> Tensor:
+        return self.mix(self.words(question)).mean(1) - self.mix(self.words(answer)).mean(1)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_a_submodule_that_is_called_twice_is_shared_in_both_calls(*, sequence_parallel: bool) -> None:
+    # The second call once found the part that stood for the submodule, and failed for what the part does not have.
+    texts = {"question": torch.zeros(2, LENGTH, dtype=torch.long), "answer": torch.zeros(2, 2 * LENGTH).long()}
+    model = Siblings()
+    graph = gp.with_shards(gp.capture(model, texts), model, sequence_parallel=sequence_parallel)
+    shared = {op.name: op.shards for op in graph.ops if op.shards is not None}
+    sums = {name: (each.forward_reductions, each.forward_bytes_per_sample) for name, each in shared.items()}
+    value = 4.0 * LENGTH * HIDDEN  # the second text is twice as long, and its words are looked up in the operator
+    assert sums == {"words": (1, value), "mix": (1, value), "mix#2": (2, 2 * value + 2 * value)}

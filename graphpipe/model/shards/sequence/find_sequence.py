@@ -5,7 +5,6 @@ The graph of the model is measured as one of two ranks computes it. Half of what
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from math import gcd
 from typing import Any
 
@@ -97,10 +96,6 @@ def _modules(model: nn.Module, captured: Captured, found: Mapping[str, OpShards]
     return modules
 
 
-def _begin(team: CountingTeam, path: str, *_: object) -> None:
-    team.begin(path)
-
-
 def _inside(shards: Sequence[SubmoduleShards], path: str) -> list[SubmoduleShards]:
     return [each for each in shards if each.submodule == path or each.submodule.startswith(f"{path}.")]
 
@@ -145,11 +140,11 @@ class _Measuring:
     captured: Captured
     shards: Mapping[str, OpShards]
     modules: Mapping[str, SequenceModule]
-    teams: dict[str, CountingTeam] = field(default_factory=dict[str, CountingTeam])
+    team: CountingTeam = field(default_factory=CountingTeam)
 
     def of(self, paths: Iterable[str]) -> "_Measuring":
         """Return the same for some submodules."""
-        return replace(self, modules={path: self.modules[path] for path in paths}, teams={})
+        return replace(self, modules={path: self.modules[path] for path in paths}, team=CountingTeam())
 
     def measured(self) -> dict[str, SequenceShards] | None:
         """Return the figures by operator; None if a forward does not run so."""
@@ -163,19 +158,18 @@ class _Measuring:
             return None
         if not divided.reading:
             return {}
-        self.teams = {op.name: CountingTeam() for op in captured.graph.ops}
         replaced = self._replace(divided)
         try:
-            halves = self._halves(divided)
+            halves, sums = self._halves(divided)
         except Exception:  # any error of a forward that does not take shards
             return None
         finally:
             for parent, name, own in replaced:
                 setattr(parent, name, own)
-        return self._figures(divided, halves)
+        return self._figures(divided, halves, sums)
 
     def _replace(self, divided: DividedNodes) -> list[tuple[nn.Module, str, nn.Module]]:
-        traced, replaced = self.traced, list[tuple[nn.Module, str, nn.Module]]()
+        traced, replaced, paths = self.traced, list[tuple[nn.Module, str, nn.Module]](), set[str]()
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
 
         def slice_of(piece: ParameterSlice) -> nn.Parameter:
@@ -185,14 +179,15 @@ class _Measuring:
         with traced.mode:
             for op in self.captured.graph.ops:
                 shards = self.shards[op.name].submodules if op.name in self.shards else ()
-                team = self.teams[op.name]
-                made = SharedSubmodule(shards, team, slice_of, [*self.modules.values()])
+                made = SharedSubmodule(shards, self.team, slice_of, [*self.modules.values()])
                 for node in self.captured.nodes[op.name]:
                     path = str(node.target)
+                    if path in paths:  # several nodes may call one submodule
+                        continue
                     if node.op == "call_module" and (node in divided.reading or _inside(shards, path)):
+                        paths.add(path)
                         own = traced.fake.get_submodule(path)
                         part = self._part(made, node, own, divided)
-                        part.register_forward_pre_hook(partial(_begin, team, path))
                         parent = traced.fake.get_submodule(path.rpartition(".")[0])
                         setattr(parent, path.rpartition(".")[2], part)
                         replaced.append((parent, path.rpartition(".")[2], own))
@@ -204,13 +199,16 @@ class _Measuring:
             return made.make_on_shards(own, path)
         return made.make(own, path)
 
-    def _halves(self, divided: DividedNodes) -> dict[str, Op]:
+    def _halves(self, divided: DividedNodes) -> tuple[dict[str, Op], dict[str, dict[str, Exchanged]]]:
+        """Return all operators as measured, and what the ranks exchange in each of them."""
         traced, captured = self.traced, self.captured
         copied, groups = self._copied(divided)
         origin = captured.graph.origin
         attention = FusedAttention() if origin is not None and origin.fused_attention else None
         with traced.mode, quiet_export(), without_caches(traced.fake):
-            readings = propagate_shapes(copied, traced.fake, captured.graph.inputs, captured.precision, attention)
+            readings = propagate_shapes(
+                copied, traced.fake, captured.graph.inputs, captured.precision, attention, self.team.begin
+            )
             half = MeasuredModel(
                 module_graph=copied,
                 values=crossing_values(copied.graph, readings),
@@ -220,7 +218,9 @@ class _Measuring:
                 fused_attention=attention is not None,
             )
         ops, _ = build_ops(half, groups, (), captured.precision)
-        return {op.name: each for op, each in zip(captured.graph.ops, ops, strict=True)}
+        names = [op.name for op in captured.graph.ops]
+        sums = {name: self.team.sums(group) for name, group in zip(names, groups, strict=True)}
+        return dict(zip(names, ops, strict=True)), sums
 
     def _copied(self, divided: DividedNodes) -> tuple[ModuleGraph, tuple[tuple[fx.Node, ...], ...]]:
         """Return the graph with the conversions of values, and the nodes of each operator in it."""
@@ -237,7 +237,7 @@ class _Measuring:
             if (value, how) not in converted:
                 # What is gathered belongs to what made it, which is divided, as is what reads what is scattered.
                 name = op_of.get(value if how == "gather" else reader, "")
-                converted[value, how] = graph.call_function(self._conversion(how, name, value.name), (env[value],))
+                converted[value, how] = graph.call_function(self._conversion(how), (env[value],))
                 converted[value, how].meta = dict(value.meta)
                 if name:
                     groups[name].append(converted[value, how])
@@ -255,16 +255,17 @@ class _Measuring:
         inputs = {name: env[node] for name, node in module_graph.inputs.items()}
         return replace(module_graph, graph=graph, inputs=inputs), tuple(tuple(each) for each in groups.values())
 
-    def _conversion(self, how: Conversion, op: str, by: str) -> Callable[[Tensor], Tensor]:
-        team, convert = self.teams.get(op) or CountingTeam(), scatter if how == "scatter" else gather
+    def _conversion(self, how: Conversion) -> Callable[[Tensor], Tensor]:
+        convert = scatter if how == "scatter" else gather
 
         def converted(values: Tensor) -> Tensor:
-            team.begin(f"{how} {by}")
-            return convert(values, team)
+            return convert(values, self.team)
 
         return converted
 
-    def _figures(self, divided: DividedNodes, halves: Mapping[str, Op]) -> dict[str, SequenceShards]:
+    def _figures(
+        self, divided: DividedNodes, halves: Mapping[str, Op], exchanged: Mapping[str, dict[str, Exchanged]]
+    ) -> dict[str, SequenceShards]:
         readings, found = self.captured.readings, dict[str, SequenceShards]()
         saved = self._saved(halves)
         whole = {op.name: op for op in self.captured.graph.ops}
@@ -273,7 +274,7 @@ class _Measuring:
             mine = [node for node in nodes if node in divided.reading or node in divided.returning]
             if not mine:
                 continue
-            op, half, sums = whole[name], halves[name], self.teams[name].sums
+            op, half, sums = whole[name], halves[name], exchanged[name]
             kind = (op.kind, op.work, op.parameter_bytes, half.work)
             if any(count for count, _ in sums.values()):
                 alike.setdefault(kind, sums)
