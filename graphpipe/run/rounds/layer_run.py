@@ -17,6 +17,7 @@ from graphpipe.run.rounds.layer_copy import LayerCopy, Received
 from graphpipe.run.rounds.record_layer import LOSS, by_edge, compare, kept_by, other_backward, roots_of
 from graphpipe.run.stage.edge_values import gradient_of, is_none
 from graphpipe.run.stage.loss import LossFunction, is_exact, sum_of
+from graphpipe.run.stage.losses.sample_loss import is_power_of_two
 from graphpipe.run.stage.micro_batch import Computed
 from graphpipe.run.stage.mini_batch import MiniBatch
 from graphpipe.run.stage.receive_buffers import NamedTensors
@@ -64,7 +65,7 @@ class LayerRun:
         results: dict[Item, Tensor] = {("value", name): value.detach() for name, value in computed.outputs.items()}
         if (recorded := layer.recorded) is not None:
             kept = kept_by(layer, handler, roots := roots_of(computed))
-            if batch.step == 1 and inside == 0:
+            if is_power_of_two(batch.step):
                 compare(layer, roots, by_edge(received), kept)
             kept |= _copies(recorded, recorded.for_weights(kept, layer.parameters))
             results |= {("kept", at): tensor for at, tensor in kept.items()}

@@ -95,7 +95,9 @@ class Rounds:
     def version(self, layer: int, micro_batch: int) -> int:
         """Return how many updates the weights have that F and I of a layer read for a micro-batch."""
         update, forward = LayerTask("W", layer), LayerTask("F", layer)
-        late = self.lag[update] - self.lag[forward] if update in self.device_of and self.weights == "stash" else 0
+        if update not in self.device_of:  # a frozen layer
+            return 0
+        late = self.lag[update] - self.lag[forward] if self.weights == "stash" else 0
         return max(0, micro_batch - late) // self.work.micro_batches
 
     def seconds(self, device: int) -> float:

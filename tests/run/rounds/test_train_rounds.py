@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput, NonFiniteLoss
 from graphpipe.run import Pipeline, PipelineOptions
+from graphpipe.run.rounds.layer_plan import layer_plan
 from graphpipe.schedule.gradient_tasks.layer_tasks import LayerTask
 from graphpipe.schedule.gradient_tasks.verify_rounds import verify_rounds
 
@@ -107,6 +108,46 @@ def test_a_segment_that_fails_changes_nothing() -> None:
     with Pipeline(rounds_of("chain", 3, "stash"), model_of("chain"), loss_fn, OPTIMIZERS["adam"]) as pipeline:
         pipeline.segment([batch_of(0), batch_of(1)])
         assert pipeline.segment([batch_of(2), batch_of(3)]) == again
+
+
+def test_labels_that_do_not_count_are_left_out_of_gradients_too() -> None:
+    # A number of the first micro-batch, its share of the labels, once scaled the gradients of all.
+    ignores, weights = nn.CrossEntropyLoss(ignore_index=1), list[dict[str, Tensor]]()
+    rounds = rounds_of("chain", 3, "flush")
+    for trained in (rounds, layer_plan(rounds)):
+        model = model_of("chain")
+        with Pipeline(trained, model, ignores, OPTIMIZERS["sgd"]) as pipeline:
+            pipeline.step(*batch_of(0))
+            pipeline.sync_model()
+        weights.append(model.state_dict())
+    for name, weight in weights[1].items():
+        torch.testing.assert_close(weights[0][name], weight, msg=name)
+
+
+def test_a_number_that_changes_from_step_to_step_is_refused() -> None:
+    # The backward was compared in the first micro-batch only, and kept that number for the whole training.
+    factor = [1.0]
+    with Pipeline(rounds_of("chain", 3, "flush"), model_of("chain"), lambda *x: loss_fn(*x) * factor[0]) as pipeline:
+        pipeline.step(*batch_of(0))
+        factor[0] = 0.5
+        with pytest.raises(InvalidInput, match="a number that changes"):
+            pipeline.step(*batch_of(1))
+
+
+def test_a_frozen_layer_keeps_its_weights_without_a_flush() -> None:
+    # It has no weight gradients, so nobody makes the later versions that its forward once waited for.
+    model, plain = chain_of(nn.Linear(6, 6).requires_grad_(False)), chain_of(nn.Linear(6, 6).requires_grad_(False))
+    rounds, model = rounds_on(model, ["0", "1", "2"], [0, 0, 0], [0, 0, 0])  # on one device nothing is late
+    batches = [(inputs["x"], targets) for inputs, targets in map(batch_of, range(3))]
+    with Pipeline(rounds, model, loss_fn, lambda each: torch.optim.SGD(each, lr=0.1)) as pipeline:
+        losses = pipeline.segment(batches)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for (x, targets), found in zip(batches, losses, strict=True):
+        optimizer.zero_grad()
+        loss = loss_fn(plain(x), targets)
+        loss.backward()
+        optimizer.step()
+        assert found == pytest.approx(loss.item(), rel=1e-6)
 
 
 class Scaled(torch.autograd.Function):

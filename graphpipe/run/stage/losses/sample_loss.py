@@ -96,8 +96,10 @@ class SampleLoss:
             result = _pair(found, len(rows))
         else:
             loss = checked_loss(found)
-            result = LossOfRows(loss if factor == 1 else loss * factor, weight)
-        if batch.training and _is_power_of_two(batch.step) and find_unknown_type(output) is None:
+            # A tensor, because autograd does not show a number to those that bring what a forward has saved elsewhere.
+            divided = self.weighted is not None and len(rows) < batch.size
+            result = LossOfRows(loss * torch.full_like(loss, factor) if divided else loss, weight)
+        if batch.training and is_power_of_two(batch.step) and find_unknown_type(output) is None:
             if torch.is_grad_enabled():
                 check_leaves(result.loss, leaves(output), begins, self.trained)
             if self.checked and len(rows) < batch.size:
@@ -146,7 +148,8 @@ class SampleLoss:
         return float(weighted.weight(targets)) / total * batch.size / len(rows)
 
 
-def _is_power_of_two(step: int) -> bool:
+def is_power_of_two(step: int) -> bool:
+    """Return whether a step is one of those in which losses and backwards are compared again."""
     return not step & (step - 1)
 
 
