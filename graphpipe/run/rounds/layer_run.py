@@ -125,7 +125,7 @@ class LayerRun:
         return SampleRange(inside * size, (inside + 1) * size)
 
     def _sum_over_consumers(self, arrived: Mapping[int, Results]) -> dict[str, Tensor]:
-        # In ascending order of edges, as stages do.
+        # In ascending order of edges, as stages do. What was computed on this rank may have any strides.
         total: dict[str, Tensor] = {}
         for edge in sorted(arrived):
             for spec in self.layer.replica.program.sends[edge]:
@@ -133,7 +133,7 @@ class LayerRun:
                 if gradient is not None:
                     total[spec.name] = total[spec.name] + gradient if spec.name in total else gradient
         roots = self._recorded().roots
-        return {name: each for name, each in total.items() if name in roots and not is_none(each)}
+        return {name: each.contiguous() for name, each in total.items() if name in roots and not is_none(each)}
 
     def _note(self, computed: Computed, micro_batch: int, share: float, *, check_finite: bool) -> None:
         outputs, _, loss = computed

@@ -1,6 +1,7 @@
 """Gradients on other devices than their forwards: bit for bit those of a reference, and of stages on one device."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -134,10 +135,22 @@ def test_a_number_that_changes_from_step_to_step_is_refused() -> None:
             pipeline.step(*batch_of(1))
 
 
-def test_a_frozen_layer_keeps_its_weights_without_a_flush() -> None:
+def summed(module: Any, x: Tensor) -> Tensor:
+    return module.layer(x.sum(1, keepdim=True))
+
+
+SECOND: dict[str, Callable[[], nn.Module]] = {
     # It has no weight gradients, so nobody makes the later versions that its forward once waited for.
-    model, plain = chain_of(nn.Linear(6, 6).requires_grad_(False)), chain_of(nn.Linear(6, 6).requires_grad_(False))
-    rounds, model = rounds_on(model, ["0", "1", "2"], [0, 0, 0], [0, 0, 0])  # on one device nothing is late
+    "frozen": lambda: nn.Linear(6, 6).requires_grad_(False),
+    # The gradient that it returns is no contiguous tensor, which the weight half before it once refused.
+    "summed": lambda: Wrap(summed, layer=nn.Linear(1, 6)),
+}
+
+
+@pytest.mark.parametrize("second", SECOND)
+def test_rounds_on_one_device_train_as_plain_pytorch(second: str) -> None:
+    plain = chain_of(SECOND[second]())
+    rounds, model = rounds_on(deepcopy(plain), ["0", "1", "2"], [0, 0, 0], [0, 0, 0])  # nothing is late
     batches = [(inputs["x"], targets) for inputs, targets in map(batch_of, range(3))]
     with Pipeline(rounds, model, loss_fn, lambda each: torch.optim.SGD(each, lr=0.1)) as pipeline:
         losses = pipeline.segment(batches)
