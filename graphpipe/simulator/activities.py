@@ -52,14 +52,16 @@ class Activities:
     """The transfers that tasks may wait for in this way."""
     _outputs: dict[tuple[int, int, SampleRange], int] = field(default_factory=dict[tuple[int, int, SampleRange], int])
     """The transfers of outputs, by edge, target device and samples, if the plan has joint edges."""
-    _ready: dict[tuple[tuple[int, ...], StageTask], list[list[int]]] = field(
-        default_factory=dict[tuple[tuple[int, ...], StageTask], list[list[int]]]
+    _ready: dict[tuple[int, StageTask], list[list[int]]] = field(
+        default_factory=dict[tuple[int, StageTask], list[list[int]]]
     )
     """What some of the devices that share a replica wait for before a task, until all of them have come to it."""
     _lanes: dict[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
     """The last copy between each device and its node in each direction."""
     _offloaded: dict[tuple[int, int], list[int]] = field(default_factory=dict[tuple[int, int], list[int]])
     """The copies out of a device, in order, by device and stage."""
+    _moves: dict[int, list[Offload | Fetch]] = field(default_factory=dict[int, list[Offload | Fetch]])
+    """Copies of a device that follow a task which waits for others of its replica, in order."""
     _fetched: dict[tuple[int, StageTask], int] = field(default_factory=dict[tuple[int, StageTask], int])
     """The copy that a backward waits for."""
 
@@ -86,10 +88,8 @@ class Activities:
                 isinstance(action, ReduceTied) and device == self.plan.tied_gradients[action.tied_gradients].devices[0]
             ):
                 self._reduce_tied(action)
-            elif isinstance(action, Offload):
-                self._offload(device, action)
-            elif isinstance(action, Fetch):
-                self._fetch(device, action)
+            elif isinstance(action, Offload | Fetch):
+                self._move(device, action)
         if self.plan.trains:
             self._sum_scalars()
         updates = any(isinstance(action, Compute) and action.task.kind == "U" for _, action in lowered.order)
@@ -183,25 +183,31 @@ class Activities:
     def _compute_together(self, device: int, task: StageTask, needs: list[int]) -> None:
         # Devices that share a replica sum values inside its tasks: none begins before the last one can.
         stage = self.plan.stages[task.stage]
-        team = stage.replicas[stage.replica_of(device)]
-        ready = self._ready.setdefault((team, task), [])
+        replica, self._moves[device] = stage.replica_of(device), []
+        team, ready = stage.replicas[replica], self._ready.setdefault((replica, task), [])
         ready.append(needs)
         if len(ready) == len(team):
-            together = [need for some in self._ready.pop((team, task)) for need in some]
+            together = [need for some in self._ready.pop((replica, task)) for need in some]
             for member in team:
                 self._add_task(member, task, together, team)
+                for action in self._moves.pop(member):
+                    self._move(member, action)
 
     def _add_task(self, device: int, task: StageTask, needs: list[int], team: tuple[int, ...]) -> None:
-        overhead = self.plan.costs.task_overhead_seconds
         tasks = (self._task_seconds(task.stage, member, task.micro_batch) for member in team)
-        seconds = max(each.of(task.kind, overhead) for each in tasks)
+        seconds = max(each.of(task.kind, self.plan.costs.task_overhead_seconds) for each in tasks)
         number = self._add((device, task), seconds, needs, self.plan.cluster.devices[device].node)
         self._last[device] = self._last_task[device, task.stage] = number
 
+    def _move(self, device: int, action: Offload | Fetch) -> None:
+        if device in self._moves:  # its task begins with those of the devices that share the replica
+            self._moves[device].append(action)
+        else:
+            self._offload(device, action) if isinstance(action, Offload) else self._fetch(device, action)
+
     def _offload(self, device: int, action: Offload) -> None:
-        ended = self._last_task[device, action.stage]
         copies = self._offloaded.setdefault((device, action.stage), [])
-        copies.append(self._copy(device, "evict", action, [ended]))
+        copies.append(self._copy(device, "evict", action, [self._last_task[device, action.stage]]))
 
     def _fetch(self, device: int, action: Fetch) -> None:
         # A stage's copies in are after all its copies out, so that one micro-batch comes or goes at a time.
@@ -334,9 +340,8 @@ class Activities:
                 self._last[device] = number
 
     def _update_stage(self, device: int, task: StageTask) -> None:
-        seconds = self.plan.optimizer_seconds(task.stage)
-        number = self._add((device, task), seconds, self._ended(device), self.plan.cluster.devices[device].node)
-        self._last[device] = number
+        seconds, node = self.plan.optimizer_seconds(task.stage), self.plan.cluster.devices[device].node
+        self._last[device] = self._add((device, task), seconds, self._ended(device), node)
 
     def _update(self, device: int) -> None:
         hosted = [number for number, stage in enumerate(self.plan.stages) if device in stage.devices]

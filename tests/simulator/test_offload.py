@@ -38,6 +38,14 @@ def test_copies_run_beside_tasks():
     assert spans(plan, "fetch") == [(0, 3.0, 4.0), (1, 6.0, 7.0), (2, 8.0, 9.0), (3, 9.0, 10.0)]
 
 
+def test_devices_that_share_a_replica_copy_beside_the_same_tasks():
+    # A task of such devices begins when the last of them has come to it. Its copies once looked for it before.
+    alone = make_plan([Part(saved_bytes=2.0, offloads=True, in_flight=3, degree=2), Part()], batch_size=4)
+    shared = replace(alone, stages=(replace(alone.stages[0], tensor=2), alone.stages[1]))
+    for kind in ("evict", "fetch"):
+        assert sorted(spans(shared, kind)) == sorted(2 * spans(two_stages(2.0), kind))
+
+
 def test_slow_copies_delay_the_step_and_free_memory():
     kept, quick, slow = (step_seconds(two_stages(*each)) for each in ((0.0,), (0.2,), (40.0,)))
     assert kept <= quick < kept + 0.5
