@@ -97,8 +97,8 @@ class SampleLoss:
         else:
             loss = checked_loss(found)
             # A tensor, because autograd does not show a number to those that bring what a forward has saved elsewhere.
-            divided = self.weighted is not None and len(rows) < batch.size
-            result = LossOfRows(loss * torch.full_like(loss, factor) if divided else loss, weight)
+            weighs = factor != 1 or (self.weighted is not None and len(rows) < batch.size)
+            result = LossOfRows(loss * torch.full_like(loss, factor) if weighs else loss, weight)
         if batch.training and is_power_of_two(batch.step) and find_unknown_type(output) is None:
             if torch.is_grad_enabled():
                 check_leaves(result.loss, leaves(output), begins, self.trained)
