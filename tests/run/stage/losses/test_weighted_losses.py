@@ -111,6 +111,20 @@ def test_evaluation_and_gradients_with_weights(loss: Loss) -> None:
         assert found == pytest.approx(ENTROPY(model(tokens[1:6]), labels[1:6]).item(), rel=1e-6)
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("micro_batch", [2, 8])
+def test_weights_of_shares_are_summed_after_their_losses(micro_batch: int) -> None:
+    # Also those of a micro-batch that is the whole mini-batch.
+    model, (tokens, labels) = words(), texts()
+    plan = cut_plan(gp.capture(model, tokens), batch_size=8, micro_batch=micro_batch)
+    with gp.Pipeline(plan, model, NAMED) as pipeline:
+        needs = pipeline.needs(8)
+        inputs = {name: tokens[list(rows)] for name, rows in needs.inputs.items()}
+        share = gp.BatchShare(samples=range(8), inputs=inputs, targets=labels[list(needs.targets)])
+        found, _ = pipeline.evaluate(share)
+        assert found == pytest.approx(ENTROPY(model(tokens), labels).item(), rel=1e-6)
+
+
 def dice(output: Tensor, targets: Tensor) -> Tensor:
     p, y = output.softmax(-1), functional.one_hot(targets.clamp(min=0), CLASSES)
     return 1 - 2 * (p * y).sum() / (p.square().sum() + y.sum())
