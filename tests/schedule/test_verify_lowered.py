@@ -147,8 +147,20 @@ def test_evaluation_does_not_deadlock_on_a_transport_without_tags(plan: Plan, si
     run_streams(plan, lowered)
 
 
+@pytest.mark.parametrize(("devices", "micro_batches"), [(1, 3), (2, 4), (3, 7), (4, 9)])
+def test_devices_in_a_v_are_valid_on_a_transport_without_tags(devices: int, micro_batches: int):
+    folded = [Part(devices=(min(at, 2 * devices - 1 - at),), in_flight=micro_batches) for at in range(2 * devices)]
+    plan = make_plan(folded, chain(2 * devices, 1.0), batch_size=micro_batches, schedule="dualpipe-v")
+    found = build_schedule(plan)
+    lowered = lower(plan, found)
+    verify_lowered(plan, found, lowered)
+    run_streams(plan, lowered)
+    assert not find_deadlock(plan, lowered, messages_wait=False)
+
+
 def test_all_schedules_are_drawn():
-    assert {*SCHEDULERS} == {"1f1b", "interleaved", "kfkb", "gpipe", "zb-h1", "zb-auto", "forward-only"}
+    drawn = {"1f1b", "interleaved", "kfkb", "gpipe", "zb-h1", "zb-auto", "forward-only"}
+    assert {*SCHEDULERS} == drawn | {"dualpipe-v"}
 
 
 def two_way() -> tuple[Plan, Schedule, LoweredSchedule]:

@@ -171,7 +171,7 @@ def test_every_planner_is_above_the_bound(seed: int, name: str) -> None:
 @given(
     seed=st.integers(0, 10**9),
     name=TRAINERS,
-    choice=st.sampled_from(schedule_choices()),
+    choice=st.sampled_from([name for name in schedule_choices() if name != "dualpipe-v"]),  # it needs devices in a V
 )
 @settings(max_examples=60, deadline=None)
 def test_no_schedule_of_a_plan_goes_below_its_least(seed: int, name: str, choice: str) -> None:

@@ -8,7 +8,7 @@ import run_shared
 import torch
 from fake_device import FakeKind
 from host_waits import host_waits
-from run_chain import INTERLEAVED, chain_batch, chain_pipeline
+from run_chain import IN_A_V, INTERLEAVED, chain_batch, chain_pipeline
 from run_models import fan_batch
 from run_scenarios import build
 from run_versions import batch_of, pipeline_under
@@ -70,7 +70,7 @@ def test_the_host_does_not_wait_inside_a_step(cut: str, options: dict[str, Any])
 @pytest.mark.parametrize("schedule", [name for name, it in SCHEDULERS.all().items() if it.trains])
 @pytest.mark.usefixtures("third_run")
 def test_no_schedule_waits(schedule: str) -> None:
-    pipeline, _ = chain_pipeline(INTERLEAVED, schedule)
+    pipeline, _ = chain_pipeline(IN_A_V if SCHEDULERS[schedule].in_a_v else INTERLEAVED, schedule)
     steps(pipeline, chain_batch)
 
 

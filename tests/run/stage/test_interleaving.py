@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from run_chain import INTERLEAVED, chain, chain_batch, chain_pipeline, train_chain
+from run_chain import IN_A_V, INTERLEAVED, chain, chain_batch, chain_pipeline, train_chain
 from run_models import cross_entropy
 from run_plans import StageLine
 from run_ranks import run_ranks, values
@@ -14,8 +14,6 @@ from graphpipe.run.step.train_step import TrainStep
 from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedulers.registry import build_schedule
 from graphpipe.trace import Trace
-
-IN_A_V: list[StageLine] = [(["a"], [0], 2), (["b"], [1], 2), (["c"], [1], 2), (["d"], [0], 2)]
 
 
 @pytest.mark.parametrize(

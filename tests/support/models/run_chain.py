@@ -21,6 +21,7 @@ from graphpipe.run import Pipeline, PipelineOptions
 BATCH = 8
 INTERLEAVED: list[StageLine] = [(["a"], [0], 2), (["b"], [1], 2), (["c"], [0], 2), (["d"], [1], 2)]
 
+IN_A_V: list[StageLine] = [(["a"], [0], 2), (["b"], [1], 2), (["c"], [1], 2), (["d"], [0], 2)]
 
 KEPT: Mapping[int, tuple[str, ...]] = MappingProxyType({})
 HOST: Mapping[int, tuple[int, ...]] = MappingProxyType({})
