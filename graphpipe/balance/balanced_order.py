@@ -73,10 +73,13 @@ class _Division:
     shares: Loads
     replicas: Sequence[tuple[int, int]]
     order: list[int] = field(default_factory=list[int])
+    work: list[float] = field(init=False)
+    """Of each sample, all kinds together."""
     loads: list[Loads] = field(init=False)
     """Of the replicas of each of `replicas`."""
 
     def __post_init__(self) -> None:
+        self.work = self.shares.sum(axis=1).tolist()
         self.loads = [np.zeros(size // part) for size, part in self.replicas]
 
     def divide(self, samples: Samples, counts: Sequence[int]) -> None:
@@ -84,7 +87,7 @@ class _Division:
         if not counts:
             for sample in samples.tolist():
                 for loads, (size, part) in zip(self.loads, self.replicas, strict=True):
-                    loads[len(self.order) % size // part] += self.shares[sample].sum()
+                    loads[len(self.order) % size // part] += self.work[sample]
                 self.order.append(sample)
             return
         parts = _parts(self.shares, samples, counts[0])

@@ -217,7 +217,7 @@ def _most_stages(cluster: Cluster, settings: PlanSettings, effort: SearchEffort)
     return settings.stages_per_device or int(default)
 
 
-def _check_v(settings: PlanSettings, schedule: str) -> bool:
+def _in_a_v(settings: PlanSettings, schedule: str) -> bool:
     """Return whether a schedule needs devices that host two stages each in a V.
 
     Raises:
@@ -255,7 +255,7 @@ def _options(
         scheduled=None if settings.mixed_micro_batches else choose,
         ranked=choose.ranked,
         stages_per_device=_most_stages(cluster, settings, effort),
-        in_a_v=_check_v(settings, schedule),
+        in_a_v=_in_a_v(settings, schedule),
         offload_to=settings.offload_to,
         splits_backward=schedule == AUTO or find_scheduler(schedule).splits_backward,
         effort=effort,

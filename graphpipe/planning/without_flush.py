@@ -107,7 +107,7 @@ class WithoutFlush:
 
 
 def least_period_seconds(plan: Plan) -> float:
-    """Return a lower bound on the seconds from one mini-batch to the next, if stages have devices of their own.
+    """Return a lower bound on the seconds from one mini-batch to the next.
 
     It is the bottleneck, or what the samples in flight allow (Little's law): each is in flight at a stage for its way
     from there to the farthest sink and back, at least. With the bottleneck alone, plans that messages make wait would

@@ -1,11 +1,13 @@
 """One training of the benchmark of weight policies: eight stages in one process."""
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import graphpipe as gp
 from bench.running.learning.asynchronous_models import STAGES, Text, build_model, next_character_loss
@@ -75,12 +77,18 @@ def train(case: Case, text: Text) -> dict[str, Any]:
 
 def plan_of(model: gp.DagModule, case: Case, text: Text) -> gp.Plan:
     """Return a plan with one submodule in each of eight stages, each on a device of its own."""
-    cluster = gp.Cluster.preset(f"local:{STAGES}")
-    graph = gp.capture(model, {"text": text.held_out()[0][:1]}, method="declared")
-    stages = [gp.HandStage(ops=(f"s{at}",), devices=(at,), micro_batch=BATCH) for at in range(STAGES)]
-    plan = gp.hand_plan(graph, gp.estimate(graph, cluster), cluster, batch_size=BATCH, stages=stages)
+    ops = [(f"s{at}",) for at in range(STAGES)]
+    plan = staged(model, {"text": text.held_out()[0][:1]}, ops, BATCH)
     if case.as_chain:
         known = {(edge.source, edge.target): edge for edge in plan.edges}
         empty = {(at, at + 1): StageEdge(source=at, target=at + 1, bytes_per_sample=0.0) for at in range(STAGES - 1)}
         plan = replace(plan, edges=tuple(edge for _, edge in sorted((empty | known).items())), prediction=None)
     return plan if case.weights == "flush" else under_policy(plan, case.weights, case.predictor)
+
+
+def staged(model: gp.DagModule, inputs: Mapping[str, Tensor], ops: Sequence[tuple[str, ...]], batch: int) -> gp.Plan:
+    """Return a plan with these operators in stages, each on a device of its own. A mini-batch is one micro-batch."""
+    cluster = gp.Cluster.preset(f"local:{len(ops)}")
+    graph = gp.capture(model, dict(inputs), method="declared")
+    stages = [gp.HandStage(ops=some, devices=(at,), micro_batch=batch) for at, some in enumerate(ops)]
+    return gp.hand_plan(graph, gp.estimate(graph, cluster), cluster, batch_size=batch, stages=stages)

@@ -16,6 +16,7 @@ import torch
 import graphpipe as gp
 from bench.record import append_row, read_rows
 from bench.running.learning.asynchronous_optimizers import schedule
+from bench.running.learning.asynchronous_run import staged
 from bench.running.learning.task_models import BLOCKS, TASKS
 from bench.tables import markdown
 from graphpipe.errors import NonFiniteLoss
@@ -128,15 +129,9 @@ def train(case: Case) -> dict[str, Any]:
 
 
 def _plan(case: Case) -> gp.Plan:
-    task = TASKS[case.task]
-    cluster = gp.Cluster.preset(f"local:{case.stages}")
-    graph = gp.capture(task.model(0), {"x": task.data().held_out.inputs[:BATCH]}, method="declared")
-    blocks, each = [f"b{at}" for at in range(BLOCKS)], BLOCKS // case.stages
-    stages = [
-        gp.HandStage(ops=tuple(blocks[at * each : (at + 1) * each]), devices=(at,), micro_batch=BATCH)
-        for at in range(case.stages)
-    ]
-    plan = gp.hand_plan(graph, gp.estimate(graph, cluster), cluster, batch_size=BATCH, stages=stages)
+    task, each = TASKS[case.task], BLOCKS // case.stages
+    ops = [tuple(f"b{at}" for at in range(first, first + each)) for first in range(0, BLOCKS, each)]
+    plan = staged(task.model(0), {"x": task.data().held_out.inputs[:BATCH]}, ops, BATCH)
     weights, predictor = POLICIES[case.policy]
     return plan if weights == "flush" else under_policy(plan, weights, predictor)
 

@@ -62,6 +62,12 @@ class StatusReporter:
             self.injector.check_all_struck(self.status.step)
         self.status.write("data")
 
+    def end_steps(self, first: int, count: int) -> None:
+        """Record that some steps, which ran together, are over. Raises as `end_step`."""
+        for step in range(first, first + count):
+            self.begin_step(step)
+            self.end_step()
+
     @property
     def last_status(self) -> RankStatus:
         """The status that was written last."""

@@ -108,11 +108,7 @@ class RoundRun:
         here = [task for task in tasks if self.rounds.device_of.get(task) == layer.device]
         total = len(self.batches) * self.rounds.work.micro_batches
         left = [self.following[task] for task in here if self.following[task] < total]
-        return min((self.version(layer.number, each) for each in left), default=layer.newest + 1)
-
-    def version(self, layer: int, micro_batch: int) -> int:
-        """Return how many updates of the segment the weights have that F and I of a layer read."""
-        return self.rounds.version(layer, micro_batch)
+        return min((self.rounds.version(layer.number, each) for each in left), default=layer.newest + 1)
 
     def send_weights(self, layer: LayerCopy, micro_batch: int) -> None:
         """Send new weights to the devices of a layer's F and I."""
@@ -131,7 +127,7 @@ class RoundRun:
             for producer in self.rounds.work.producers[task]
         }
         if task.kind == "F":
-            version = self.version(layer.number, micro_batch)
+            version = self.rounds.version(layer.number, micro_batch)
             self._wait_for(layer, version)
             layer.put(version)
             results = run.forward(micro_batch, inside, batch, self._received(layer, device, arrived))
@@ -151,7 +147,7 @@ class RoundRun:
             _, carried = run.first_half(inside, batch, by_edge, kept, [])
             run.second_half({**kept, **{("carried", at): each for at, each in enumerate(carried) if each is not None}})
             return {}
-        version = self.version(layer.number, micro_batch)
+        version = self.rounds.version(layer.number, micro_batch)
         self._wait_for(layer, version)
         parameters = layer.versions[version]
         results, carried = run.first_half(inside, batch, by_edge, kept, parameters)

@@ -120,9 +120,7 @@ class TrainRounds:
         self.sharing.end()
         self.batches.user.give()
         worker.recorder.end(worker.placement.devices(worker.world.rank))
-        for number in range(len(summaries)):
-            worker.monitor.begin_step(step + number)
-            worker.monitor.end_step()
+        worker.monitor.end_steps(step, len(summaries))
         self.gradient_norms = [each.gradient_norm if self.with_norms else None for each in summaries]
         return [summary.loss for summary in summaries]
 

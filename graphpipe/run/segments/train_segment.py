@@ -137,9 +137,7 @@ class TrainSegment:
         align_all_buffers(worker)
         self.batches.user.give()
         worker.recorder.end(worker.placement.devices(worker.world.rank))
-        for number in range(len(batches)):
-            worker.monitor.begin_step(step + number)
-            worker.monitor.end_step()
+        worker.monitor.end_steps(step, len(batches))
         self.gradient_norms = [each.gradient_norm if self.with_norms else None for each in summaries]
         return [summary.loss for summary in summaries]
 

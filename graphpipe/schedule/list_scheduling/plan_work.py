@@ -7,6 +7,7 @@ from graphpipe.plans import Plan
 from graphpipe.plans.sharding import common_samples, count_micro_batches
 from graphpipe.schedule.list_scheduling.equal_stages import Hop, Messages, find_equal_stages
 from graphpipe.schedule.list_scheduling.stage_work import MessageRoute, Portions, StageWork, work_of_stages
+from graphpipe.schedule.schedule import StageTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,23 @@ def hosted_stages(plan: Plan) -> dict[int, tuple[int, ...]]:
         for device in stage.devices:
             stages_by_device[device] = (*stages_by_device.get(device, ()), number)
     return stages_by_device
+
+
+def most_held(plan: Plan, orders: Iterable[Sequence[StageTask]]) -> list[int]:
+    """Return the most samples that orders of tasks hold at every stage, from a forward to its weight gradient.
+
+    Args:
+        plan: of the tasks.
+        orders: of each device, or of each device that differs from others.
+    """
+    most = [0] * len(plan.stages)
+    for tasks in orders:
+        held = [0] * len(plan.stages)
+        for task in tasks:
+            size = plan.stages[task.stage].micro_batch
+            held[task.stage] += size if task.kind == "F" else -size if task.kind in ("B", "W") else 0
+            most[task.stage] = max(most[task.stage], held[task.stage])
+    return most
 
 
 def _places(devices: Sequence[int], hosted: Mapping[int, tuple[int, ...]]) -> list[int]:

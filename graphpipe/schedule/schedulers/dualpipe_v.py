@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
-from graphpipe.schedule.list_scheduling.plan_work import hosted_stages
+from graphpipe.schedule.list_scheduling.plan_work import hosted_stages, most_held
 from graphpipe.schedule.list_scheduling.stage_work import work_of_stages
 from graphpipe.schedule.schedule import Schedule, StageTask
 from graphpipe.schedule.scheduler import Scheduler
@@ -46,7 +46,7 @@ def build(plan: Plan) -> Schedule:
             micro-batches for each device, or the plan allows too few samples in flight.
     """
     schedule = _schedule(plan)
-    for number, (needed, stage) in enumerate(zip(_most_in_flight(plan, schedule), plan.stages, strict=True)):
+    for number, (needed, stage) in enumerate(zip(most_held(plan, schedule.devices), plan.stages, strict=True)):
         if needed > stage.in_flight:
             raise InvalidInput(
                 f"stage '{stage.name}' keeps {stage.in_flight} samples in flight, needs {needed}",
@@ -59,7 +59,7 @@ def build(plan: Plan) -> Schedule:
 def in_flight(plan: Plan) -> tuple[int, ...]:
     """Return the samples in flight of every stage, and at least those of 1F1B."""
     try:
-        needed = _most_in_flight(plan, _schedule(plan))
+        needed = most_held(plan, _schedule(plan).devices)
     except InvalidInput:  # `build` says why.
         return tuple(stage.in_flight for stage in plan.stages)
     return tuple(max(stage.in_flight, most) for stage, most in zip(plan.stages, needed, strict=True))
@@ -166,18 +166,6 @@ class _Order:
     def rest(self) -> None:
         self.tasks += self.waiting
         self.waiting.clear()
-
-
-def _most_in_flight(plan: Plan, schedule: Schedule) -> list[int]:
-    """Return the most samples at every stage, from their forward to the end of their weight gradient."""
-    most = [0] * len(plan.stages)
-    for tasks in schedule.devices:
-        held = [0] * len(plan.stages)
-        for task in tasks:
-            size = plan.stages[task.stage].micro_batch
-            held[task.stage] += size if task.kind == "F" else -size if task.kind in ("B", "W") else 0
-            most[task.stage] = max(most[task.stage], held[task.stage])
-    return most
 
 
 SCHEDULER = Scheduler(name=NAME, build=build, in_flight=in_flight, splits_backward=True, in_a_v=True)

@@ -22,7 +22,7 @@ that they apply to any graph.
 3. Then one backward and one forward take turns.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise, zip_longest
@@ -30,7 +30,7 @@ from math import inf
 
 from graphpipe.plans import Plan
 from graphpipe.plans.in_flight import in_flight_samples
-from graphpipe.schedule.list_scheduling.plan_work import hosted_stages, work_of_plan
+from graphpipe.schedule.list_scheduling.plan_work import hosted_stages, most_held, work_of_plan
 from graphpipe.schedule.list_scheduling.replay import replay
 from graphpipe.schedule.schedule import Schedule, StageTask
 from graphpipe.schedule.scheduler import Scheduler
@@ -67,7 +67,7 @@ def build_in_turn(plan: Plan) -> Schedule | None:
     if not plan.shares_devices:
         return None
     orders = _orders(plan, _ahead(plan))
-    held = _most_in_flight(plan, orders)
+    held = most_held(plan, orders)
     if any(most > stage.in_flight for most, stage in zip(held, plan.stages, strict=True)):
         return None
     return Schedule(name=NAME, devices=tuple(orders))
@@ -87,7 +87,7 @@ def in_flight(plan: Plan) -> tuple[int, ...]:
     needed = tuple(stage.in_flight for stage in plan.stages)
     if not plan.shares_devices:
         return needed
-    return tuple(map(max, needed, _most_in_flight(plan, _orders(plan, _ahead(plan)))))
+    return tuple(map(max, needed, most_held(plan, _orders(plan, _ahead(plan)))))
 
 
 def _ahead(plan: Plan) -> tuple[int, ...]:
@@ -133,18 +133,6 @@ def _of_round(turn: int, length: int, size: int, batch_size: int) -> range:
     """Return the micro-batches of this size that begin in a round."""
     stop = min(batch_size, (turn + 1) * length)
     return range(-(-turn * length // size), -(-stop // size))
-
-
-def _most_in_flight(plan: Plan, orders: Iterable[Sequence[StageTask]]) -> list[int]:
-    """Return the most samples in flight at every stage."""
-    most = [0] * len(plan.stages)
-    for tasks in orders:
-        held = [0] * len(plan.stages)
-        for task in tasks:
-            size = plan.stages[task.stage].micro_batch
-            held[task.stage] += size if task.kind == "F" else -size
-            most[task.stage] = max(most[task.stage], held[task.stage])
-    return most
 
 
 SCHEDULER = Scheduler(name=NAME, build=build, in_flight=in_flight)
