@@ -6,12 +6,12 @@ equal loads, and each part again, down to the smallest block:
 
     8 samples with loads     8 1 1 1 4 4 2 1
     two micro-batches of 4   8 1 1 1 | 4 4 2 1           11 and 11
-    each on two replicas     8 1 | 1 1 | 1 4 | 4 2       9 and 2, then 5 and 6: the replicas' sums are 14 and 8
+    each on two replicas     8 1 | 1 1 | 1 2 | 4 4       9 and 2, then 3 and 8: the replicas' sums are 12 and 10
 
 It is a problem of number partitioning with equal numbers in all parts. The largest sample is taken first, by the part
 that has the least (Graham: Bounds on Multiprocessing Timing Anomalies. SIAM J. Appl. Math. 17, 1969). Then two samples
 change places as long as this brings the fullest and the emptiest part closer together. A replica computes its part of
-every micro-batch. So of the parts of a micro-batch, the largest goes to the replica that has the least so far.
+every micro-batch. So the parts of a micro-batch begin with what their replicas have so far.
 """
 
 from collections.abc import Sequence
@@ -73,47 +73,40 @@ class _Division:
     shares: Loads
     replicas: Sequence[tuple[int, int]]
     order: list[int] = field(default_factory=list[int])
-    work: list[float] = field(init=False)
-    """Of each sample, all kinds together."""
     loads: list[Loads] = field(init=False)
-    """Of the replicas of each of `replicas`."""
+    """[replicas, kinds] of each of `replicas`."""
 
     def __post_init__(self) -> None:
-        self.work = self.shares.sum(axis=1).tolist()
-        self.loads = [np.zeros(size // part) for size, part in self.replicas]
+        self.loads = [np.zeros((size // part, self.shares.shape[1])) for size, part in self.replicas]
 
     def divide(self, samples: Samples, counts: Sequence[int]) -> None:
         """Append samples to the order, divided into so many parts, and these again."""
         if not counts:
             for sample in samples.tolist():
                 for loads, (size, part) in zip(self.loads, self.replicas, strict=True):
-                    loads[len(self.order) % size // part] += self.work[sample]
+                    loads[len(self.order) % size // part] += self.shares[sample]
                 self.order.append(sample)
             return
-        parts = _parts(self.shares, samples, counts[0])
-        _even_out(self.shares, parts)
-        for part in self._placed(parts):
+        given = self._given(len(samples), counts[0])
+        parts = _parts(self.shares, samples, given)
+        _even_out(self.shares, parts, given)
+        for part in parts:
             self.divide(np.sort(part), counts[1:])
 
-    def _placed(self, parts: list[Samples]) -> list[Samples]:
-        """Return parts in the places that they get: of a micro-batch, the largest with the replica of the least."""
-        each, start, have = len(parts[0]), len(self.order), np.zeros(len(parts))
+    def _given(self, samples: int, count: int) -> Loads:
+        """Return what the replicas of each part of the next samples have already: nothing beyond a micro-batch."""
+        given, each = np.zeros((count, self.shares.shape[1])), samples // count
         for loads, (size, own) in zip(self.loads, self.replicas, strict=True):
-            if each * len(parts) <= size:
-                for place in range(len(parts)):
-                    first = (start + place * each) % size
-                    have[place] += loads[first // own : -(-(first + each) // own)].sum()
-        if not have.any():
-            return parts
-        largest = np.argsort([-self.shares[part].sum() for part in parts], kind="stable")
-        placed = dict(zip(np.argsort(have, kind="stable").tolist(), largest.tolist(), strict=True))
-        return [parts[placed[place]] for place in range(len(parts))]
+            for part in range(count if samples <= size else 0):
+                first = (len(self.order) + part * each) % size
+                given[part] += loads[first // own : -(-(first + each) // own)].sum(axis=0)
+        return given
 
 
-def _parts(shares: Loads, samples: Samples, count: int) -> list[Samples]:
+def _parts(shares: Loads, samples: Samples, given: Loads) -> list[Samples]:
     """Return samples in parts of equal numbers: the largest first, each to the part that has the least."""
+    count, sums = len(given), given.copy()
     room = len(samples) // count
-    sums = np.zeros((count, shares.shape[1]))
     parts: list[list[int]] = [[] for _ in range(count)]
     for sample in samples[np.argsort(-shares[samples].sum(axis=1), kind="stable")].tolist():
         # Of |s + x|^2 over all parts, s the sum of a part and x the sample, the part with the least s·x adds the least.
@@ -124,12 +117,13 @@ def _parts(shares: Loads, samples: Samples, count: int) -> list[Samples]:
     return [np.array(part, dtype=np.int64) for part in parts]
 
 
-def _even_out(shares: Loads, parts: list[Samples]) -> None:
+def _even_out(shares: Loads, parts: list[Samples], given: Loads) -> None:
     """Exchange samples between the fullest and the emptiest part, as long as they come closer together."""
     for _ in range(len(parts) * len(parts[0])):
-        totals = [float(shares[part].sum()) for part in parts]
+        sums = given + [shares[part].sum(axis=0) for part in parts]
+        totals = sums.sum(axis=1)
         most, least = int(np.argmax(totals)), int(np.argmin(totals))
-        apart = shares[parts[most]].sum(axis=0) - shares[parts[least]].sum(axis=0)
+        apart = sums[most] - sums[least]
         # After an exchange of x and y, the sums are apart by what they were less 2 (x - y).
         moved = shares[parts[most]][:, None, :] - shares[parts[least]][None, :, :]
         left = ((apart - 2 * moved) ** 2).sum(axis=2)

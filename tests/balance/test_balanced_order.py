@@ -21,7 +21,7 @@ def test_the_example_of_the_docstring() -> None:
     """Two micro-batches of 11, on two replicas each."""
     loads = np.array([8.0, 1, 1, 1, 4, 4, 2, 1])
     order = balanced_order(loads, Blocks((4, 2), replicas=((4, 2),)))
-    assert loads[order].tolist() == [8, 1, 1, 1, 1, 4, 4, 2]
+    assert loads[order].tolist() == [8, 1, 1, 1, 1, 2, 4, 4]
     assert _blocks(loads, order, 4).tolist() == [11, 11]
 
 
@@ -79,6 +79,14 @@ def test_replicas_are_about_as_even_as_micro_batches(loads: list[float]) -> None
     order = balanced_order(table, Blocks((4, 1), replicas=((4, 1),)))
     totals = table[order].reshape(8, 4).sum(axis=0)
     assert totals.max() - totals.min() <= 3.0  # the largest less the smallest sample
+
+
+def test_a_replica_with_a_very_large_sample_gets_less_later() -> None:
+    """The parts of each micro-batch were as even as they could be, so that nothing made up for the first."""
+    loads = np.array([24.0, *[1.0, 2.0, 3.0, 4.0] * 11, 1.0, 2.0, 3.0])
+    found = loads[balanced_order(loads, Blocks((12, 4), replicas=((12, 4),)))]
+    totals = found.reshape(4, 3, 4).sum(axis=(0, 2))
+    assert totals.max() - totals.min() <= 2.0  # of 140 in all; it was 20
 
 
 def test_replicas_of_stages_of_several_degrees_are_even() -> None:
