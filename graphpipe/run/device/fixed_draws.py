@@ -1,10 +1,11 @@
 """Random numbers and batch statistics that do not depend on how a mini-batch is divided, while a step is checked.
 
 Every draw of torch's gives the same number to all elements: masks of dropout keep everything, noise is half a standard
-deviation. Batch norm uses the statistics that it holds. Both hold for a plain step and for a pipeline alike, because
+deviation. A drawn order is the reverse one: as it was, it would hide that samples change places. Batch norm uses the statistics that it holds. Both hold for a plain step and for a pipeline alike, because
 they act on torch's operators, whoever calls them. In double precision, what asks for single precision gets double.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -48,6 +49,8 @@ class FixedDraws(DispatchMode):
         name = str(func).split(".")[1]  # of aten.bernoulli_.float
         if self._norms and name in _STATISTICS:
             return self._normed(name, func, [*args], named)
+        if name in _ORDERS and _is_constant(args[0]):
+            return _reversed_order(name, func, args, named)
         if not is_random(func) or _attends_without_dropout(name, args):
             return func(*args, **named)
         if self._reseeded and _just_seeded(generator := named.get("generator")):
@@ -128,6 +131,26 @@ def _tensors(args: Sequence[Any]) -> list[Tensor]:
     return found
 
 
+_ORDERS = frozenset(("sort", "topk"))
+"""What sorts, also for `argsort`."""
+
+
+def _is_constant(tensor: Tensor) -> bool:
+    # As drawn numbers are here, whose order in a run is another one in each call.
+    return tensor.is_floating_point() and tensor.numel() > 1 and bool((tensor == tensor.flatten()[0]).all())
+
+
+def _reversed_order(name: str, func: Operator, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    # sort(input, dim, descending), sort.stable(input, *, stable, dim, descending), topk(input, count, dim, ...)
+    values, indices = func(*args, **named)
+    dim = _argument(args, named, 2 if name == "topk" else 1, "dim", -1)
+    last = args[0].shape[dim] - 1
+    order = last - torch.arange(indices.shape[dim], device=indices.device)
+    shape = [1] * indices.dim()
+    shape[dim] = len(order)
+    return values, order.reshape(shape).expand(indices.shape).contiguous()
+
+
 _Fixed = Callable[[Operator, Sequence[Any], dict[str, Any]], Any]
 
 
@@ -175,7 +198,7 @@ def _most_likely(func: Operator, args: Sequence[Any], named: dict[str, Any]) -> 
     weights, count = args[0], args[1]
     if weights.shape[-1] < count:  # with replacement
         return weights.argmax(-1, keepdim=True).expand(*weights.shape[:-1], count).contiguous()
-    return weights.topk(count, dim=-1).indices
+    return weights.sort(dim=-1, descending=True, stable=True).indices[..., :count].flip(-1)
 
 
 def _without_noise(func: Operator, args: Sequence[Any], named: dict[str, Any]) -> Any:
@@ -193,7 +216,7 @@ _FIXED: dict[str, _Fixed] = {
     "randn_like": _then_fill(lambda _, __: _NOISE),
     "randint": _then_fill(lambda args, _: _middle(args, 0)),
     "randint_like": _then_fill(lambda args, _: _middle(args, 1)),
-    "randperm": lambda func, args, named: func(*args, **named).copy_(torch.arange(args[0])),
+    "randperm": lambda func, args, named: func(*args, **named).copy_(torch.arange(args[0]).flip(0)),
     "uniform_": _in_place(
         lambda args, named: (_argument(args, named, 1, "from", 0.0) + _argument(args, named, 2, "to", 1.0)) / 2
     ),
@@ -201,6 +224,12 @@ _FIXED: dict[str, _Fixed] = {
     "normal": _then_fill(lambda args, named: _normal(args, named, 0)),
     "exponential_": _in_place(lambda args, named: 1 / _argument(args, named, 1, "lambd", 1.0)),
     "random_": _in_place(lambda _, __: 1),
+    "cauchy_": _in_place(lambda args, named: _argument(args, named, 1, "median", 0.0)),
+    "geometric_": _in_place(lambda _, __: 1),
+    "log_normal_": _in_place(lambda args, named: math.exp(_argument(args, named, 1, "mean", 1.0))),
+    "_standard_gamma": _then_fill(lambda args, _: args[0]),
+    "_sample_dirichlet": _then_fill(lambda args, _: args[0] / args[0].sum(-1, keepdim=True)),
+    "binomial": _then_fill(lambda args, _: (args[0] * args[1]).floor()),
     "poisson": _then_fill(lambda args, _: args[0].floor()),
     "multinomial": _most_likely,
     "native_dropout": lambda func, args, named: func(args[0], 0.0, *args[2:], **named),

@@ -59,6 +59,11 @@ MIXES: dict[str, Mix] = {
     "a mask that is equal in each call": seeded_mask,
     "such a mask, drawn in place": seeded_in_place,
     "such a mask of torch's own generator": seeded_by_torch,
+    # Shuffled samples passed, because a drawn order was the one that samples had.
+    "shuffled": lambda y: y - y[torch.randperm(len(y))],
+    "shuffled by sorting noise": lambda y: y - y[torch.rand(len(y)).argsort()],
+    "drawn without replacement": lambda y: y - y[torch.ones(len(y)).multinomial(len(y))],
+    "mixed by a number of a beta distribution": lambda y: y + torch.distributions.Beta(0.4, 0.4).sample() * y.flip(0),
 }
 PER_SAMPLE: dict[str, Mix] = {
     "a product over features": lambda y: y - y[:, :1],
@@ -69,6 +74,8 @@ PER_SAMPLE: dict[str, Mix] = {
     "fixed weights of a seed": seeded_weights,
     "nothing but rounding": lambda y: y + (1e4 * (y + 1e-4 * y @ y.T.detach()[:, :1] * 0) - 1e4 * y),
     "experts": lambda y: torch.where(y.argmax(1, keepdim=True) > 2, y * 2, y),
+    "shuffled and back": lambda y: (lambda at: torch.tanh(y[at])[at.argsort()])(torch.randperm(len(y))),
+    "shuffled features": lambda y: y.gather(1, torch.rand(y.shape).argsort(1)),
     "grouped and back": lambda y: y[y[:, 0].argsort()][y[:, 0].argsort().argsort()],
 }
 
