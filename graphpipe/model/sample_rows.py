@@ -263,12 +263,13 @@ def _has_samples(value: object) -> bool:
 def with_mode(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keyword arguments of a call of `torch.cdist`, so that it does not ask for the number of samples.
 
-    Nothing else is computed: torch multiplies matrices if one side has many rows, as the codebook of a codec has. But
-    it asks for the rows of the first side first.
+    By default, torch multiplies matrices if one side has many rows, as the codebook of a codec has. It asks for the
+    rows of the first side, too, which may be samples. If the second side has few, distances are computed one by one
+    here for any number of samples. They are the same up to rounding.
     """
     other = args[1] if len(args) > 1 else kwargs["x2"]
     rows = other.shape[-2]
-    decided = isinstance(rows, int) and rows > _FEW and len(args) < 4
-    if decided and kwargs.get("compute_mode", _AUTO) == _AUTO:
-        return {**kwargs, "compute_mode": "use_mm_for_euclid_dist"}
-    return dict(kwargs)
+    if not isinstance(rows, int) or len(args) > 3 or kwargs.get("compute_mode", _AUTO) != _AUTO:
+        return dict(kwargs)
+    many = "use_mm_for_euclid_dist" if rows > _FEW else "donot_use_mm_for_euclid_dist"
+    return {**kwargs, "compute_mode": many}

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch._utils import _flatten_dense_tensors
@@ -242,6 +243,11 @@ def is_mutable(target: object) -> bool:
     return isinstance(target, OpOverload) and target._schema.is_mutable
 
 
+def is_part_of_vmap(target: object) -> bool:
+    """True for a function that begins or ends a map over a dimension (`torch.vmap`), or marks its tensors."""
+    return getattr(target, "__module__", "") == "torch._functorch.predispatch"
+
+
 def without_write(target: OpOverload) -> OpOverload | None:
     """Return the operator that returns what this one writes into its first argument; None if there is none."""
     namespace, _, name = target._schema.name.partition("::")
@@ -303,6 +309,8 @@ def intercepted(module: nn.Module, call: Callable[..., object]) -> Generator[Non
 
 def memory_key(tensor: Tensor) -> int:
     """Return a number that is equal for tensors that share memory, as long as one of them exists."""
+    while is_functorch_wrapped_tensor(tensor):  # inside of `torch.func.grad` or `torch.vmap`
+        tensor = get_unwrapped(tensor)
     return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
 
 

@@ -1,10 +1,13 @@
 """A step of a few samples in plain PyTorch, as the user's own training loop does it."""
 
+import gc
 import sys
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -35,14 +38,14 @@ def plain_step(subject: CheckSubject) -> StepRecord:
             others = _others(model, given.loss_fn, loss)
             direct = {id(each) for each in reached_leaves([loss], leaves(output))}
             held = {name: leaf.grad for name, leaf in others.items()}
-            for leaf in others.values():
-                leaf.grad = None
+            for name in others:
+                others[name].grad = None
             loss.backward()
         seconds = time.perf_counter() - start
         gradients = {name: leaf.grad for name, leaf in others.items()}
-        for name, leaf in others.items():
-            leaf.grad = held[name]
-        return StepRecord(
+        for name in others:
+            others[name].grad = held[name]
+        record = StepRecord(
             loss=loss.detach().item(),
             outputs=outputs_of(output, len(next(iter(given.inputs.values())))),
             gradients={name: each.grad for name, each in model.named_parameters() if each.requires_grad},
@@ -54,6 +57,21 @@ def plain_step(subject: CheckSubject) -> StepRecord:
             drawn=tuple(draws.drawn),
             seconds=seconds,
         )
+        if others:
+            references = {name: ref(each) for name, each in others.items()}
+            others.clear()
+            del output, loss
+            record = replace(record, others=_of_lasting(gradients, references))
+        return record
+
+
+def _of_lasting(
+    gradients: Mapping[str, Tensor | None], references: Mapping[str, "ref[Tensor]"]
+) -> dict[str, Tensor | None]:
+    # A leaf that the forward made, for gradients of its inputs (`x.detach().requires_grad_()`), ends with the step.
+    # Nobody trains it.
+    gc.collect()  # Graphs of gradients of gradients are in cycles.
+    return {name: gradient for name, gradient in gradients.items() if references[name]() is not None}
 
 
 def _shake(model: nn.Module) -> None:

@@ -24,7 +24,7 @@ from graphpipe.model.hidden.raising_branches import following_checks
 from graphpipe.model.hidden.untraced_losses import TracedLosses
 from graphpipe.model.quiet import quiet_export
 from graphpipe.model.sample_rows import SampleLoops
-from graphpipe.model.torch_private import is_mutable, numbers_kept
+from graphpipe.model.torch_private import is_mutable, is_part_of_vmap, numbers_kept
 
 _MOST = 2**40
 """Samples at most. Without a bound, torch.export fails at a product of their number that exceeds 63 bits."""
@@ -88,7 +88,8 @@ def exported_graph(
             writing = {owner_of(node) for node in writes} & {*blocks}
             if len(writing) >= _MANY:
                 raise WriteIntoViews(sorted(writing))
-            program = program.run_decompositions({})  # the others become functions, too
+        if writes or any(is_part_of_vmap(node.target) for node in program.graph.nodes):
+            program = program.run_decompositions({})  # writes become functions, and vmap becomes what it computes
     return Translation(program, calls, list(inputs), outputs, written).module_graph()
 
 

@@ -18,6 +18,11 @@ _SAMPLES = re.compile(r"\bs\d+\b")
 _FIXED = "Constraints violated (batch)"
 """What torch.export says if a forward made a plain number of it."""
 
+_CALL = "Trying to backward through graphpipe.call"
+"""What torch says if a forward asks autograd for gradients through a submodule that is called as one operator."""
+
+_DIFFERENTIATES = "computes gradients through its submodules"
+
 
 class CannotExpress(Exception):
     """A forward does something that glue operators cannot express; its module must be opaque.
@@ -49,8 +54,16 @@ def failing_submodule(error: Exception, fake: nn.Module, opaque: Sequence[str]) 
     """
     known = {id(module): path for path, module in fake.named_modules()}
     frames = [_first_argument(frame) for frame, _ in walk_tb(error.__traceback__)]
-    path = next((known[id(each)] for each in reversed(frames) if id(each) in known), "")
-    return "" if any(path == whole or path.startswith(whole + ".") for whole in opaque) else path
+    paths = [known[id(each)] for each in reversed(frames) if id(each) in known]
+    whole = [path for path in paths if any(path == each or path.startswith(each + ".") for each in opaque)]
+    if _CALL in str(error):  # That is no fault of what was called.
+        paths = [path for path in paths if path not in whole]
+    return paths[0] if paths and paths[0] not in whole else ""
+
+
+def why_untraced(error: Exception) -> str:
+    """Return why the forward of a submodule cannot be traced."""
+    return f"it {_DIFFERENTIATES}" if _CALL in str(error) else describe_error(error)
 
 
 def _first_argument(frame: FrameType) -> object:
@@ -96,6 +109,13 @@ def cannot_trace(module: nn.Module, error: Exception) -> InvalidInput:
             f"{what}: its forward makes a plain number of the number of samples, which is variable",
             where="capture",
             remedy="Use x.shape[0] instead of len(x), range(x.shape[0]) and int(x.shape[0]).",
+        )
+    if _CALL in str(error):
+        place = f" ({at})" if (at := user_place(error)) else ""
+        return InvalidInput(
+            f"{what}: its forward {_DIFFERENTIATES}{place}",
+            where="capture",
+            remedy="Move that part into a submodule: submodules are kept whole.",
         )
     remedy = (
         "If plain PyTorch runs it, keep the submodule at fault whole (opaque=[...]), or declare the graph with a "

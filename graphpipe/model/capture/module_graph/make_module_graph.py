@@ -20,6 +20,7 @@ from graphpipe.model.capture.module_graph.failures import (
     cannot_express,
     cannot_trace,
     failing_submodule,
+    why_untraced,
 )
 from graphpipe.model.capture.module_graph.input_forms import taking
 from graphpipe.model.capture.module_graph.mode_reads import follow_modes, observed_modes
@@ -32,7 +33,7 @@ from graphpipe.model.quiet import quiet_export
 from graphpipe.model.recorded_parts import recorded_parts
 from graphpipe.model.sample_rows import SampleLoops, without_lists
 from graphpipe.model.torch_private import fake_mode, is_data_dependent
-from graphpipe.user_frames import describe_error, warn_user
+from graphpipe.user_frames import warn_user
 
 _DIFFERS = "behaves differently in training and in evaluation, or for another number of samples"
 
@@ -151,7 +152,7 @@ def _by_export(
             if not found or found in origin.split:
                 raise cannot_trace(fake, error) from ExportFailed(str(error))
             if not is_data_dependent(error):
-                warn_user(f"'{found}' stays whole, since its forward cannot be traced: {describe_error(error)}")
+                warn_user(f"'{found}' stays whole, since its forward cannot be traced: {why_untraced(error)}")
             opaque += [found, *(each for each in _alike(fake, found) if each not in origin.split)]
 
 
@@ -163,9 +164,10 @@ def _around(path: str, opaque: Collection[str], origin: Origin) -> str:
 
 
 def _alike(fake: nn.Module, path: str) -> list[str]:
-    # The submodules of one kind, outermost first: what cannot be followed once cannot be followed in every layer.
+    # The submodules of one kind, outermost first: what cannot be followed once cannot be followed in every layer. The
+    # model itself, which may be of this kind, is never opaque.
     kind = type(fake.get_submodule(path))
-    found = [path for path, module in fake.named_modules() if type(module) is kind]
+    found = [path for path, module in fake.named_modules() if path and type(module) is kind]
     return [each for each in found if not any(_inside(each, other) for other in found if other != each)]
 
 

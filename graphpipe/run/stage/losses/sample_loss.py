@@ -91,7 +91,7 @@ class SampleLoss:
         begins = [each.grad_fn for each in leaves(output) if each.grad_fn is not None]
         first = batch.training and batch.step == 1 and rows.start == 0 and len(rows) < batch.size
         with warning_of_changes(self.function) if first else nullcontext():
-            found = self.function(output, targets)
+            found = self._call(output, targets, len(rows))
         if isinstance(found, tuple):
             result = _pair(found, len(rows))
         else:
@@ -105,6 +105,13 @@ class SampleLoss:
             if self.checked and len(rows) < batch.size:
                 self._check_mean(output, targets, batch)
         return result
+
+    def _call(self, output: Any, targets: Any, samples: int) -> Any:
+        try:
+            return self.function(output, targets)
+        except Exception as error:
+            error.add_note(f"loss_fn was called with a micro-batch, whose number of samples is {samples}.")
+            raise
 
     @property
     def weighs(self) -> bool:

@@ -20,6 +20,7 @@ from graphpipe.model.torch_private import (
     call_directly,
     flatten,
     intercepted,
+    is_functorch_wrapped_tensor,
     size_at,
     unflatten,
 )
@@ -120,6 +121,8 @@ def _recorder(path: str, module: nn.Module, runs: StaticRuns, calls: list[Opaque
             )
         )
         given = [leaves[slot] for slot in tensors]
+        if any(map(is_functorch_wrapped_tensor, given)):
+            raise CannotExpress(path.rpartition(".")[0], f"calls '{path}' inside of torch.vmap or torch.func")
         numbers = [*(leaves[slot] for slot in sizes), *(torch.sym_ite(leaves[slot], 1, 0) for slot in truths)]
         rest = iter(torch.ops.graphpipe.call(given, numbers, len(calls) - 1))
         outputs = [next(rest) if isinstance(leaf, Form) else leaf for leaf in outcome.leaves]
