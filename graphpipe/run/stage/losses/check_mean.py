@@ -106,11 +106,13 @@ def _halves(output: Any, targets: Any, rows: int, part: int) -> Generator[tuple[
 
 
 def _doubled(output: Any, targets: Any, rows: int, count: int) -> Generator[tuple[tuple[_Given, _Given], _Given]]:
-    # The first samples, beside the same ones made smaller, so that each label is there twice.
+    # The first samples, beside the same ones made smaller, so that each label is there twice. And beside the first one
+    # alone, so that one label is there more often: classes may weigh by how many samples they have.
     count = min(rows, max(count, 2))
-    small = _part(output, targets, rows, 0, count, _SMALLER, scaled=count)
     given = _part(output, targets, rows, 0, count, 1.0)
-    yield (small, given), (*joined(small[:2], given[:2]), 2 * count)
+    for several in (count, 1):
+        small = _part(output, targets, rows, 0, several, _SMALLER, scaled=several)
+        yield (small, given), (*joined(small[:2], given[:2]), several + count)
 
 
 def no_mean(samples: int) -> InvalidInput:

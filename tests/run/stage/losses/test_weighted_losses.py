@@ -11,6 +11,7 @@ from torch.nn import functional
 
 import graphpipe as gp
 from graphpipe.errors import InvalidInput
+from graphpipe.run.stage.losses.check_mean import check_mean
 from tests.support.programs.plain_training import cut_plan, distance
 
 CLASSES = 7
@@ -206,3 +207,15 @@ def test_the_whole_mini_batch_may_have_any_loss() -> None:
 def test_a_tuple_of_something_else() -> None:
     with pytest.raises(InvalidInput, match="returned a tuple of 3"):
         distance(words(), [texts()], lambda output, targets: (output.sum(), 1, 2), plain_loss=pair_mean)
+
+
+def balanced(output: Tensor, targets: Tensor) -> Tensor:
+    counts = torch.bincount(targets, minlength=3).clamp(min=1)
+    return functional.cross_entropy(output, targets, weight=(len(targets) / counts).to(output))
+
+
+def test_classes_that_weigh_by_their_number_of_samples_are_refused() -> None:
+    """Two samples of two classes weigh the same, and so do each of them twice: only a third one shows it."""
+    with pytest.raises(InvalidInput, match="the loss of 3 samples is not the mean"):
+        check_mean(balanced, torch.randn(2, 3), torch.tensor([0, 2]), first=True)
+    check_mean(functional.cross_entropy, torch.randn(2, 3), torch.tensor([0, 2]), first=True)
