@@ -39,6 +39,7 @@ own_buffers: Callable[[nn.Module], dict[str, Tensor | None]] = attrgetter("_buff
 write_count: Callable[[Tensor], int] = attrgetter("_version")  # in place, on whatever device, since it was made
 flat_vector: Callable[[list[Tensor]], Tensor] = _flatten_dense_tensors  # of all elements of at least one tensor
 profiling: Callable[[], bool] = torch.autograd._profiler_enabled  # asked before ranges, which cost microseconds
+current_backward_node: Callable[[], Node | None] = torch._C._current_autograd_node  # of this thread; None outside
 as_tensors: Any = torch._C.DisableTorchFunctionSubclass  # inside, functions take tensors of subclasses as any others
 CONVERSION = torch.ops.aten._to_copy.default  # to another dtype, that autocast calls
 
@@ -243,11 +244,6 @@ def is_mutable(target: object) -> bool:
     return isinstance(target, OpOverload) and target._schema.is_mutable
 
 
-def is_part_of_vmap(target: object) -> bool:
-    """True for a function that begins or ends a map over a dimension (`torch.vmap`), or marks its tensors."""
-    return getattr(target, "__module__", "") == "torch._functorch.predispatch"
-
-
 def without_write(target: OpOverload) -> OpOverload | None:
     """Return the operator that returns what this one writes into its first argument; None if there is none."""
     namespace, _, name = target._schema.name.partition("::")
@@ -322,11 +318,6 @@ def non_leaf_alias(tensor: Tensor) -> Tensor:
 def norms(tensors: list[Tensor]) -> list[Tensor]:
     """Return the 2-norm of every tensor (0-d each) in one call; `tensors` must not be empty."""
     return list(torch._foreach_norm(tensors))
-
-
-def current_backward_node() -> Node | None:
-    """Return the operation whose backward is running in this thread; None outside a backward."""
-    return torch._C._current_autograd_node()
 
 
 def prepare_ddp_backward(ddp: DistributedDataParallel, roots: Sequence[Tensor]) -> None:

@@ -42,7 +42,7 @@ def test_a_site_is_searched_where_the_plan_uses_less_than_a_site() -> None:
 
 
 def test_cases_are_those_of_their_seeds_and_their_parts_leave_devices_out() -> None:
-    for seed in range(8):
+    for seed in range(len(KINDS)):
         case, again = draw_case(seed), draw_case(seed)
         if case is None or again is None:
             continue

@@ -86,6 +86,7 @@ def test_two_ranks_equal_one_bit_for_bit(tmp_path: Path, alone: dict[str, Any]) 
         assert_same(rank["allreduce"], alone)
 
 
+@pytest.mark.slow
 def test_every_engine_trains_replicas_of_parts(tmp_path: Path) -> None:
     plain = train_plainly()
     kinds = ["allreduce", "ddp", "fsdp2", "allreduce, zero"]

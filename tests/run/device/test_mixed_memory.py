@@ -70,7 +70,7 @@ def planned(dtype: str, precision: Precision, mixture: list[Decisions], schedule
     [
         (2, "float32", "fp32", "gpipe"),
         (4, "float32", "fp32", "1f1b"),
-        (2, "bfloat16", "fp32", "1f1b"),
+        pytest.param(2, "bfloat16", "fp32", "1f1b", marks=pytest.mark.slow),
         pytest.param(2, "float32", "bf16", "1f1b", marks=pytest.mark.slow),
     ],
 )

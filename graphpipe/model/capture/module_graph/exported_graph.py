@@ -24,7 +24,7 @@ from graphpipe.model.hidden.raising_branches import following_checks
 from graphpipe.model.hidden.untraced_losses import TracedLosses
 from graphpipe.model.quiet import quiet_export
 from graphpipe.model.sample_rows import SampleLoops
-from graphpipe.model.torch_private import is_mutable, is_part_of_vmap, numbers_kept
+from graphpipe.model.torch_private import is_mutable, numbers_kept
 
 _MOST = 2**40
 """Samples at most. Without a bound, torch.export fails at a product of their number that exceeds 63 bits."""
@@ -88,9 +88,14 @@ def exported_graph(
             writing = {owner_of(node) for node in writes} & {*blocks}
             if len(writing) >= _MANY:
                 raise WriteIntoViews(sorted(writing))
-        if writes or any(is_part_of_vmap(node.target) for node in program.graph.nodes):
+        if writes or any(_maps(node.target) for node in program.graph.nodes):
             program = program.run_decompositions({})  # writes become functions, and vmap becomes what it computes
     return Translation(program, calls, list(inputs), outputs, written).module_graph()
+
+
+def _maps(target: object) -> bool:
+    # Whether a function begins or ends a map over a dimension (`torch.vmap`), or marks its tensors.
+    return getattr(target, "__module__", "") == "torch._functorch.predispatch"
 
 
 def _graphs(program: ExportedProgram) -> list[fx.GraphModule]:
