@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import graphpipe as gp
+from graphpipe.graph import Exchanges
 
 OLD = Path(__file__).parent / "fixtures" / "version_1"
 
@@ -42,6 +43,17 @@ def test_a_plan_and_its_traces() -> None:
     assert plan.costs == gp.CostTable.load(OLD / "finished" / "costs.json")
     assert plan.cluster == gp.Cluster.load(OLD / "two.toml")
     assert gp.Trace.load(OLD / "finished" / "trace-measured.json").step_seconds > 0
+
+
+def test_a_plan_whose_layouts_had_their_figures_beside_each_other() -> None:
+    plan = gp.Plan.load(OLD.parent / "shared_layers" / "plan.json")
+    head, layer = (plan.graph[name].shards for name in ("head.vocabulary", "layers.1.attention"))
+    assert head is not None
+    assert head.figures.forward == Exchanges(reductions=1.5, bytes_per_sample=144.0)
+    assert layer is not None
+    assert layer.sequence is not None
+    assert layer.sequence.figures.saved_bytes_per_sample == 2208.0
+    assert gp.simulate(plan).step_seconds > 0
 
 
 @pytest.mark.usefixtures("forked_ranks")

@@ -123,7 +123,7 @@ def saved_share(tried: Tried) -> float:
     for op in tried.graph.ops:
         for used in saved:
             shards = op.shards and op.shards.with_sequence(used=used)
-            part = shards.figures(SHARED).saved_bytes_per_sample if shards else 0.0
+            part = shards.figures_of(SHARED).saved_bytes_per_sample if shards else 0.0
             saved[used] += op.work.saved_bytes_per_sample - part * (1 - 1 / SHARED)
     return saved[True] / saved[False] if saved[False] else 1.0
 

@@ -20,7 +20,7 @@ from graphpipe.cluster import Cluster, Device, DeviceType, Link
 from graphpipe.costs import CostModel, CostTable, OpCost
 from graphpipe.costs.ranks.rank_costs import rank_costs
 from graphpipe.graph import Edge, Graph, Op, Work
-from graphpipe.graph.op_shards import OpShards
+from graphpipe.graph.op_shards import Exchanges, OpShards, ShardFigures
 from graphpipe.importers.aceso_links import read_collective
 from graphpipe.importers.aceso_profile import ModelProfiles
 from graphpipe.importers.megatron_layer import ALL_REDUCES
@@ -62,6 +62,9 @@ class Layer:
     summed_bytes: float
     """Of one sample, in each sum."""
 
+    def _sums(self, count: int) -> Exchanges:
+        return Exchanges(reductions=count, bytes_per_sample=count * self.summed_bytes)
+
     def predicted(self, degree: int, samples: int, link: Link) -> tuple[float, float]:
         """Return the seconds of forward and backward on each of so many GPUs."""
         layout = OpShards(
@@ -69,11 +72,11 @@ class Layer:
             submodules=(),
             parameters=(),
             parameter_bytes=0.0,
-            flops_per_sample=1.0 if self.shared else 0.0,
-            forward_reductions=self.forward_sums,
-            forward_bytes_per_sample=self.forward_sums * self.summed_bytes,
-            backward_reductions=self.backward_sums,
-            backward_bytes_per_sample=self.backward_sums * self.summed_bytes,
+            figures=ShardFigures(
+                flops_per_sample=1.0 if self.shared else 0.0,
+                forward=self._sums(self.forward_sums),
+                backward=self._sums(self.backward_sums),
+            ),
         )
         before, here = Op(name="before"), Op(name="here", work=Work(flops_per_sample=1.0), shards=layout)
         graph = Graph(name="layer", ops=(before, here), edges=(Edge(source="before", target="here"),))

@@ -32,17 +32,21 @@ class Ring:
         """Return the seconds of work that the messages of an all-reduce cost each device."""
         return 2 * self.gather_work_seconds(count)
 
-    def reduce_line(self, times: float, bytes_per_sample: float) -> tuple[float, float]:
-        """Return the seconds of `times` all-reduces that sum so many bytes per sample together, with their work.
+    def reduce_line(self, times: float, bytes_per_sample: float, count: float = 0.0) -> tuple[float, float]:
+        """Return the seconds of `times` all-reduces, with their work. A reduce-scatter or an all-gather is half of one.
 
-        A reduce-scatter or an all-gather is half of one.
+        Args:
+            times: how many.
+            bytes_per_sample: that they sum, all of them together.
+            count: of bytes besides.
 
         Returns:
             The seconds of n samples are the first figure, plus n times the second one.
         """
-        if self.link is None or not times or not bytes_per_sample:
+        if self.link is None or not times or not (bytes_per_sample or count):
             return 0.0, 0.0
         steps = 2 * (self.degree - 1)
         per_message = self.link.latency_seconds + 2 * self.link.processor_seconds
         per_byte = 1 / self.link.bandwidth_bytes_per_second + 2 * self.link.processor_seconds_per_byte
-        return times * steps * per_message, steps * per_byte * bytes_per_sample / self.degree
+        moved = steps * per_byte / self.degree
+        return times * steps * per_message + moved * count, moved * bytes_per_sample

@@ -250,21 +250,36 @@ class CostModel:
         recompute: Recompute,
         loads: tuple[float, ...] | None,
     ) -> TaskSeconds:
-        at, overhead = self.positions(ops), self.table.task_overhead_seconds
+        at, overhead, ends = self.positions(ops), self.table.task_overhead_seconds, self.end_seconds(ops, samples)
         passes = self._expected(device_type, samples) if loads is None else self._evaluate(device_type, samples, loads)
         forward, inputs, weights, input_half, weight_half = (float(array[at].sum()) for array in passes)
-        once = overhead + self._recompute_seconds(ops, passes[0], recompute) if self.trains else 0.0
+        once = overhead + ends[1] + self._recompute_seconds(ops, passes[0], samples, recompute) if self.trains else 0.0
         return TaskSeconds(
-            forward=forward + overhead,
+            forward=forward + overhead + ends[0],
             input_gradient=inputs + once,
             weight_gradient=weights,
             input_half=input_half + once,
             weight_half=weight_half,
         )
 
-    def _recompute_seconds(self, ops: Iterable[str], forward: Array, recompute: Recompute) -> float:
-        trained = (region for region in regions(ops, recompute) if not self.graph.differentiable.isdisjoint(region))
-        return sum(float(forward[self.positions(region)].sum()) for region in trained)
+    def end_seconds(self, ops: Iterable[str], samples: float) -> tuple[float, float]:
+        """Return the seconds of a forward and a backward in which a replica's devices gather values of the sequence."""
+        exchanges, inside = self.table.exchanges, {*ops}
+        if exchanges is None or not samples:
+            return 0.0, 0.0
+        back = exchanges.gathered_back(self.graph.reads, inside) if self.trains else {}
+        values = exchanges.gathered(self.graph.reads, inside), back
+        forward, backward = (exchanges.gather_seconds(each.values(), samples) for each in values)
+        return forward, backward
+
+    def _recompute_seconds(self, ops: tuple[str, ...], forward: Array, samples: float, recompute: Recompute) -> float:
+        trained = [region for region in regions(ops, recompute) if not self.graph.differentiable.isdisjoint(region)]
+        again = sum(float(forward[self.positions(region)].sum()) for region in trained)
+        if (exchanges := self.table.exchanges) is None or not trained:
+            return again
+        inside, gathered = {op for region in trained for op in region}, exchanges.gathered(self.graph.reads, {*ops})
+        counts = [count for (source, _), count in gathered.items() if source in inside]
+        return again + exchanges.gather_seconds(counts, samples)
 
     def copy_seconds(self, count: float, device: int) -> float:
         """Return the seconds in which a device copies `count` bytes to the memory of its node, or back."""
@@ -273,12 +288,15 @@ class CostModel:
     def optimizer_seconds(self, ops: Iterable[str], state: State = "whole", degree: int = 1) -> float:
         """Return the seconds of the optimizer step of a stage's busiest replica, over what it updates.
 
+        Devices that share a replica and divide the sequence first sum gradients of norms over their positions.
+
         Args:
             ops: of the stage.
             state: what its replicas shard.
             degree: the number of its replicas.
         """
-        return self.parameter_bytes.updated(ops, state, degree) * self.table.optimizer_seconds_per_parameter_byte
+        seconds = self.parameter_bytes.updated(ops, state, degree) * self.table.optimizer_seconds_per_parameter_byte
+        return seconds if self.table.exchanges is None else seconds + self.table.exchanges.sum_seconds(ops)
 
     # Seconds between devices
 

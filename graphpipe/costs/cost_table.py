@@ -6,12 +6,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
+from graphpipe.cluster.ring_exchanges import RingExchanges
 from graphpipe.costs.op_cost import OpCost
 from graphpipe.costs.sample_load import SampleLoad
 from graphpipe.errors import InvalidInput
-from graphpipe.files.json_body import digest, from_body, to_body
+from graphpipe.files.json_body import digest, from_body, to_body, without_empty
 from graphpipe.files.json_document import read_document, write_document
 from graphpipe.graph import Graph
 
@@ -45,6 +46,13 @@ class CostTable:
     loads: tuple[SampleLoad, ...] = ()
     """The loads of operators whose costs depend on the sample: n samples cost as much as n times their mean load. Every
     sample is a load of 1 for the other operators."""
+    exchanges: RingExchanges | None = None
+    """What the devices exchange that share each replica, if the costs are those of each of them and they divide the
+    sequence. Sums inside operators are in the rows."""
+
+    @model_serializer(mode="wrap")
+    def _body(self, body_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_empty(body_of(self), "exchanges")
 
     def __post_init__(self) -> None:
         for field in (

@@ -3,10 +3,12 @@
 from graphpipe.graph.import_pipedream import read_pipedream
 from graphpipe.graph.import_piper import read_piper
 from graphpipe.graph.op_shards import (
+    Exchanges,
     OpShards,
     SequenceEntrance,
     SequenceModule,
     SequenceShards,
+    ShardFigures,
     ShardStyle,
     SubmoduleShards,
 )
@@ -39,6 +41,7 @@ __all__ = [
     "PRECISIONS",
     "Edge",
     "EdgeValue",
+    "Exchanges",
     "Graph",
     "Input",
     "InputLayout",
@@ -59,6 +62,7 @@ __all__ = [
     "SequenceModule",
     "SequenceShards",
     "Series",
+    "ShardFigures",
     "ShardStyle",
     "Shared",
     "SplitBranch",

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from graphpipe.cluster import Cluster
 from graphpipe.costs import CostTable, Curve, OpCost
 from graphpipe.errors import InvalidInput
-from graphpipe.graph import Graph, Op
+from graphpipe.graph import Exchanges, Graph, Op
 from graphpipe.plans.stage import PlanFields, Predictor, Stage, StageEdge, WeightPolicy
 
 BY_HAND = "hand"
@@ -164,9 +164,9 @@ def _held_op(graph: Graph, op: Op, ranks: int) -> Op:
     divided, named = op.shards.parameter_bytes, {name for name, _ in op.shards.parameters}
     divided -= sum(tied.bytes for tied in graph.shared if tied.name in named and _kept_whole(graph, tied.name))
     weights = _part(op.parameter_bytes, divided, ranks)
-    divided, sequence = op.shards.saved_bytes_per_sample, op.shards.sequence
+    divided, sequence = op.shards.figures.saved_bytes_per_sample, op.shards.sequence
     if sequence is not None and sequence.used and not sequence.most % ranks:
-        divided = sequence.saved_bytes_per_sample  # of the layers, and of the positions between them
+        divided = sequence.figures.saved_bytes_per_sample  # of the layers, and of the positions between them
     saved = _part(op.work.saved_bytes_per_sample, divided, ranks)
     casts = op.work.saved_bytes_per_forward * (weights / op.parameter_bytes if op.parameter_bytes else 1.0)
     work = replace(op.work, saved_bytes_per_sample=saved, saved_bytes_per_forward=casts)
@@ -191,18 +191,19 @@ def _held_row(graph: Graph, row: OpCost, op: Op, ranks: int) -> OpCost:
     once = held.parameter_bytes / weights if weights else 1.0
     each = held.work.saved_bytes_per_sample / saved if saved else 1.0
 
-    def scaled(curve: Curve, reductions: float, summed: float) -> Curve:
+    def scaled(curve: Curve, exchanged: Exchanges) -> Curve:
         # An exchange of shards of the sequence holds the values of all ranks, and as much in its message.
-        more = 2 * summed / reductions if reductions else 0.0
+        more = 2 * exchanged.bytes_per_sample / exchanged.reductions if exchanged.reductions else 0.0
         lines = curve.lines or (((0.0, 0.0),) if more else ())
         return Curve(lines=tuple((fixed * once, slope * each + more) for fixed, slope in lines))
 
     held_too, sequence = row.temporaries, op.shards.sequence
     if sequence is None or not sequence.used or sequence.most % ranks:
-        forward, backward = scaled(held_too.forward, 0.0, 0.0), scaled(held_too.backward, 0.0, 0.0)
+        forward, backward = scaled(held_too.forward, Exchanges()), scaled(held_too.backward, Exchanges())
     else:
-        forward = scaled(held_too.forward, sequence.forward_reductions, sequence.forward_bytes_per_sample)
-        backward = scaled(held_too.backward, sequence.backward_reductions, sequence.backward_bytes_per_sample)
+        forward = scaled(held_too.forward, sequence.figures.forward)
+        back = sequence.figures.backward
+        backward = scaled(held_too.backward, back if back.reductions else sequence.figures.weights)
     kept = row.temporaries.loss_bytes_per_sample
     if any(each.style == "vocabulary-logits" for each in op.shards.submodules):
         kept /= ranks  # no rank has the logits of another one

@@ -9,7 +9,7 @@ from shared_replicas import chain, cluster, layer, problem, shards, table
 from graphpipe.cluster import Cluster, Link
 from graphpipe.costs import CostTable, estimate
 from graphpipe.errors import Infeasible, InvalidInput
-from graphpipe.graph import Graph, Op, Shared, Work
+from graphpipe.graph import Exchanges, Graph, Op, ShardFigures, Shared, Work
 from graphpipe.graph.op_shards import OpShards
 from graphpipe.planning.choose_ranks import shareable
 from graphpipe.planning.plan import plan as find_plan
@@ -30,13 +30,13 @@ def layers(count: int, *, most: int = 8, layout: bool = True) -> Graph:
         submodules=(),
         parameters=(),
         parameter_bytes=0.99 * PARAMETERS,
-        flops_per_sample=0.99 * FLOPS,
-        traffic_bytes_per_sample=4e7,
-        saved_bytes_per_sample=4e7,
-        forward_reductions=2,
-        forward_bytes_per_sample=2 * 8e6,
-        backward_reductions=2,
-        backward_bytes_per_sample=2 * 8e6,
+        figures=ShardFigures(
+            flops_per_sample=0.99 * FLOPS,
+            traffic_bytes_per_sample=4e7,
+            saved_bytes_per_sample=4e7,
+            forward=Exchanges(reductions=2, bytes_per_sample=2 * 8e6),
+            backward=Exchanges(reductions=2, bytes_per_sample=2 * 8e6),
+        ),
     )
     work = Work(flops_per_sample=FLOPS, traffic_bytes_per_sample=5e7, saved_bytes_per_sample=5e7, kernels=12)
     ops = (

@@ -8,7 +8,7 @@ from shared_replicas import chain, layer, problem, shards
 
 from graphpipe.costs import Curve, Temporaries
 from graphpipe.errors import Infeasible, InvalidInput
-from graphpipe.graph import SequenceShards, Shared, SubmoduleShards
+from graphpipe.graph import Exchanges, SequenceShards, ShardFigures, Shared, SubmoduleShards
 from graphpipe.planning.by_hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import beside_stages, needed_bytes
@@ -161,11 +161,12 @@ def test_the_verifier_counts_what_an_exchange_of_the_sequence_holds() -> None:
         sequence = SequenceShards(
             most=8,
             submodules=(),
-            saved_bytes_per_sample=12,
-            forward_reductions=2,
-            forward_bytes_per_sample=count,
-            backward_reductions=1,
-            backward_bytes_per_sample=count,
+            figures=ShardFigures(
+                flops_per_sample=0.0,
+                saved_bytes_per_sample=12,
+                forward=Exchanges(reductions=2, bytes_per_sample=count),
+                backward=Exchanges(reductions=1, bytes_per_sample=count),
+            ),
             used=True,
         )
         changed_op = replace(first, shards=replace(first.shards, sequence=sequence))

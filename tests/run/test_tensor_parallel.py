@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from exchanges import Exchange
 from models_to_share import LENGTH, MODELS, VOCABULARY
 from run_ranks import run_ranks, values
 from run_tensor_parallel import (
@@ -20,6 +21,8 @@ from run_tensor_parallel import (
 )
 
 import graphpipe as gp
+from graphpipe.cluster.device import Link
+from graphpipe.cluster.ring import Ring
 from graphpipe.costs.ranks.rank_graph import rank_graph
 from graphpipe.graph import ParameterSlice
 from graphpipe.model.capture_file.capture_file import save_capture
@@ -143,6 +146,35 @@ def test_ranks_that_share_layers_train_as_plain_pytorch(trained: dict[str, list[
                 continue
             wanted = wanted.narrow(piece.dimension, piece.start, piece.stop - piece.start) if piece else wanted
             torch.testing.assert_close(gradient, wanted, rtol=1e-11, atol=1e-13, msg=f"{rank} {name}")
+
+
+LINKS = {
+    "messages": Link(latency_seconds=1.0, bandwidth_bytes_per_second=1e30),
+    "bytes": Link(latency_seconds=0.0, bandwidth_bytes_per_second=1.0),
+    "nothing": Link(latency_seconds=0.0, bandwidth_bytes_per_second=1e30),
+}
+
+
+def counted_seconds(plan: gp.Plan, stage: int, link: Link) -> float:
+    """Return the seconds of a device's tasks in a step over some links, and from summed gradients to new weights."""
+    plan = replace(plan, cluster=plan.cluster.with_every_link(lambda _: link), prediction=None)
+    task = plan.task_seconds(stage, plan.stages[stage].devices[0])
+    return plan.micro_batches(stage) * (task.forward + task.backward) + plan.optimizer_seconds(stage)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_costs_count_what_ranks_exchange(trained: dict[str, list[dict[str, Any]]], case: str) -> None:
+    """Gathers at the ends of stages and sums of positions were once in no cost, and gathers of logits counted twice."""
+    plan = plan_case(case)
+    for number, stage in enumerate(plan.stages):
+        team = stage.replicas[0]
+        noted = [Exchange(*each) for each in trained[case][team[0]]["exchanged"]]
+        inside = [each for each in noted if each.ranks == tuple(sorted(team)) and stage.tensor > 1]
+        for name in ("messages", "bytes"):
+            counted = counted_seconds(plan, number, LINKS[name]) - counted_seconds(plan, number, LINKS["nothing"])
+            measured = sum(each.seconds(Ring(LINKS[name], stage.tensor)) for each in inside)
+            flags = 8 * 15 if name == "bytes" else 0  # sums of positions also say which parameters have gradients
+            assert 0 <= measured - counted + 1e-6 <= flags + 2e-6
 
 
 def test_a_rank_holds_about_half_of_the_parameters(trained: dict[str, list[dict[str, Any]]]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from graphpipe.graph import Edge, Graph, Op, Origin, Work
-from graphpipe.graph.op_shards import OpShards, SubmoduleShards
+from graphpipe.graph.op_shards import Exchanges, OpShards, ShardFigures, SubmoduleShards
 from graphpipe.graph.operator import Precision
 
 
@@ -62,13 +62,13 @@ class LanguageModel:
                 submodules=(SubmoduleShards(submodule=name, style="heads"),),
                 parameters=((f"{name}.weight", 0),),
                 parameter_bytes=4 * parameters,
-                flops_per_sample=work.flops_per_sample,
-                traffic_bytes_per_sample=20 * size * values,
-                saved_bytes_per_sample=12 * size * values,
-                forward_reductions=2,
-                forward_bytes_per_sample=2 * size * values,
-                backward_reductions=2,
-                backward_bytes_per_sample=2 * size * values,
+                figures=ShardFigures(
+                    flops_per_sample=work.flops_per_sample,
+                    traffic_bytes_per_sample=20 * size * values,
+                    saved_bytes_per_sample=12 * size * values,
+                    forward=Exchanges(reductions=2, bytes_per_sample=2 * size * values),
+                    backward=Exchanges(reductions=2, bytes_per_sample=2 * size * values),
+                ),
             ),
         )
 
@@ -87,9 +87,9 @@ class LanguageModel:
                 submodules=(SubmoduleShards(submodule=name, style="vocabulary-rows"),),
                 parameters=((f"{name}.weight", 0),),
                 parameter_bytes=4 * parameters,
-                flops_per_sample=0.0,
-                forward_bytes_per_sample=size * values,
-                backward_reductions=0,
+                figures=ShardFigures(
+                    flops_per_sample=0.0, forward=Exchanges(reductions=1, bytes_per_sample=size * values)
+                ),
             ),
         )
 
@@ -119,10 +119,11 @@ class LanguageModel:
                 submodules=(SubmoduleShards(submodule=name, style="vocabulary-columns"),),
                 parameters=((f"{name}.weight", 0),),
                 parameter_bytes=4 * parameters,
-                flops_per_sample=flops,
-                traffic_bytes_per_sample=size * logits,
-                forward_bytes_per_sample=size / 2 * logits,
-                backward_reductions=1,
-                backward_bytes_per_sample=size * values,
+                figures=ShardFigures(
+                    flops_per_sample=flops,
+                    traffic_bytes_per_sample=size * logits,
+                    forward=Exchanges(reductions=0.5, bytes_per_sample=size / 2 * logits),
+                    backward=Exchanges(reductions=1, bytes_per_sample=size * values),
+                ),
             ),
         )

@@ -3,9 +3,11 @@
 from dataclasses import dataclass, replace
 
 from graphpipe.graph import Graph, Op
-from graphpipe.graph.op_shards import OpShards
+from graphpipe.graph.op_shards import OpShards, ShardFigures
 
-NOT_SHARED = OpShards(most=1, submodules=(), parameters=(), parameter_bytes=0.0, flops_per_sample=0.0)
+NOT_SHARED = OpShards(
+    most=1, submodules=(), parameters=(), parameter_bytes=0.0, figures=ShardFigures(flops_per_sample=0.0)
+)
 """What the ranks share of an operator without a layout: nothing."""
 
 
@@ -27,7 +29,7 @@ class RankShares:
             op: the operator.
             ranks: the devices of a replica.
         """
-        shards, saving, work = (op.shards or NOT_SHARED).figures(ranks), 1 - 1 / ranks, op.work
+        shards, saving, work = (op.shards or NOT_SHARED).figures_of(ranks), 1 - 1 / ranks, op.work
 
         def share(shared: float, whole: float) -> float:
             return 1 - saving * min(1.0, shared / whole) if whole else 1.0

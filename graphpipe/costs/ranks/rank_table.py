@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 from graphpipe.cluster.ring import Ring
+from graphpipe.cluster.ring_exchanges import RingExchanges
 from graphpipe.costs.cost_table import CostTable
 from graphpipe.costs.op_cost import Curve, Halves, OpCost
 from graphpipe.costs.ranks.rank_graph import RankShares
 from graphpipe.graph import Graph, Op
+from graphpipe.graph.op_shards import Exchanges, SequenceShards
 
 Line = tuple[float, float]
 
@@ -15,6 +17,9 @@ def rank_table(table: CostTable, graph: Graph, part: Graph, ring: Ring) -> CostT
     """Return the costs of each rank: work that is shared out, and the all-reduces between the ranks.
 
         forward of n samples    fixed + n * slope * (1 - f (1 - 1/t)) + 2(t-1) (R * latency + n * bytes / t / bandwidth)
+
+    B bytes are summed besides in some operators, which do not depend on the samples, such as gradients of parameters of
+    which each rank sees a part. What stages gather where they begin and end is in `exchanges`.
 
     The fixed part of a curve (launches, and what it takes until a device is well filled) stays: smaller products are
     less efficient. f is the part of the operator's work that t ranks share: of its FLOPs, and for the line of an
@@ -33,6 +38,27 @@ def rank_table(table: CostTable, graph: Graph, part: Graph, ring: Ring) -> CostT
         table,
         graph_fingerprint=part.fingerprint,
         rows=tuple(_rank_row(row, graph, ring) for row in table.rows),
+        exchanges=_exchanges(graph, ring),
+    )
+
+
+def _exchanges(graph: Graph, ring: Ring) -> RingExchanges | None:
+    dividing: dict[str, SequenceShards] = {}
+    for op in graph.ops:
+        if op.shards is not None and op.shards.sequence is not None and op.shards.divides_sequence(ring.degree):
+            dividing[op.name] = op.shards.sequence
+    if not dividing:
+        return None
+    return RingExchanges(
+        ring=ring,
+        returned=frozenset((op, name) for op, sequence in dividing.items() for name in sequence.returned),
+        taken=frozenset(
+            (op, value)
+            for op, sequence in dividing.items()
+            for value in sequence.taken
+            if value not in graph.one_way  # which has no gradient
+        ),
+        summed=tuple((op, sequence.summed_bytes) for op, sequence in dividing.items()),
     )
 
 
@@ -40,10 +66,10 @@ def _rank_row(row: OpCost, graph: Graph, ring: Ring) -> OpCost:
     op = graph[row.op]
     if op.shards is None:
         return row
-    shards, row = op.shards.figures(ring.degree), row.of_ranks(ring.degree)
+    shards, row = op.shards, row.of_ranks(ring.degree)
     share = RankShares.of(graph, op, ring.degree).over(RankShares.of(graph, op, row.ranks or 1))
-    forward = ring.reduce_line(shards.forward_reductions, shards.forward_bytes_per_sample)
-    backward = ring.reduce_line(shards.backward_reductions, shards.backward_bytes_per_sample)
+    figures = shards.figures_of(ring.degree)
+    forward, backward, weights = (line_of(ring, each) for each in (figures.forward, figures.backward, figures.weights))
 
     def shared(curve: Curve) -> Curve:
         return _times(curve, _line_shares(op, row, share, len(curve.lines)))
@@ -51,8 +77,8 @@ def _rank_row(row: OpCost, graph: Graph, ring: Ring) -> OpCost:
     inputs, returns = shared(row.input_gradient), op.name in graph.returning
     halves = row.halves
     if halves is not None:
-        first = shared(halves.input)
-        halves = Halves(input=_plus(first, backward) if returns else first, weight=shared(halves.weight))
+        first, second = shared(halves.input), _plus(shared(halves.weight), weights)
+        halves = Halves(input=_plus(first, backward) if returns else first, weight=second)
     exchanged = shards.exchange_bytes(ring.degree)
     held, loss = row.temporaries, 1 / ring.degree if shards.divides_logits else 1.0
     return replace(
@@ -61,7 +87,7 @@ def _rank_row(row: OpCost, graph: Graph, ring: Ring) -> OpCost:
         shared=(),
         forward=_plus(shared(row.forward), forward),
         input_gradient=_plus(inputs, backward) if returns else inputs,
-        weight_gradient=shared(row.weight_gradient),
+        weight_gradient=_plus(shared(row.weight_gradient), weights),
         halves=halves,
         temporaries=held
         and replace(
@@ -71,6 +97,11 @@ def _rank_row(row: OpCost, graph: Graph, ring: Ring) -> OpCost:
             loss_bytes_per_sample=held.loss_bytes_per_sample * loss,
         ),
     )
+
+
+def line_of(ring: Ring, exchanges: Exchanges) -> Line:
+    """Return the seconds of exchanges: fixed ones, and those of each sample."""
+    return ring.reduce_line(exchanges.reductions, exchanges.bytes_per_sample, exchanges.bytes)
 
 
 def _line_shares(op: Op, row: OpCost, share: RankShares, lines: int) -> list[float]:

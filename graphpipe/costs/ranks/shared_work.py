@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from graphpipe.costs.cost_model import CostModel
 from graphpipe.costs.ranks.rank_costs import rank_costs, slowest_ring
+from graphpipe.costs.ranks.rank_table import line_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +16,7 @@ class SharedWork:
     whole: float
     """Of operators without a layout, which every device computes whole."""
     sums: float
-    """Of all-reduces between the devices of a replica."""
+    """Of what the devices of a replica exchange."""
     alone: float
     """What one device would take that computes the replica alone."""
 
@@ -33,19 +34,19 @@ def shared_work(
     """
     graph, device, ring = model.graph, replicas[0][0], slowest_ring(model, replicas)
     without = tuple(op for op in ops if graph[op].shards is None)
-    sums = 0.0
-    for shards, returns in ((graph[op].shards, model.trains and op in graph.returning) for op in ops):
-        if shards is not None:
-            shards = shards.figures(ring.degree)
-            lines = [ring.reduce_line(shards.forward_reductions, shards.forward_bytes_per_sample)]
-            lines += [ring.reduce_line(shards.backward_reductions, shards.backward_bytes_per_sample)] * returns
-            sums += sum(fixed + slope * samples for fixed, slope in lines)
+    ranks = rank_costs(model, replicas)
+    sums = sum(ranks.end_seconds(ops, samples))
+    for op in ops:
+        if (shards := graph[op].shards) is not None:
+            figures = shards.figures_of(ring.degree)
+            passes = [figures.forward, *([figures.weights] if model.trains else [])]
+            passes += [figures.backward] if model.trains and op in graph.returning else []
+            sums += sum(fixed + slope * samples for fixed, slope in (line_of(ring, each) for each in passes))
 
     def seconds(costs: CostModel, names: Sequence[str]) -> float:
         task = costs.task_seconds(names, device, samples)
         return task.forward + task.backward
 
-    ranks = rank_costs(model, replicas)
     return SharedWork(
         total=seconds(ranks, ops),
         whole=seconds(ranks, without) if without else 0.0,

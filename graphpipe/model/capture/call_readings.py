@@ -29,6 +29,7 @@ class _Output:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
     # A reading in which memory has places instead of keys: arguments and outputs by position, the rest by key.
+    node: fx.Node
     reading: Reading
     outputs: list[Any]
     spec: TreeSpec
@@ -63,7 +64,7 @@ class CallReadings:
             value, reading = run()
         self._alive += leaves
         writes = any("written_by" in each.meta for each in node.all_input_nodes)
-        known = None if writes else _remember(value, reading, keys)
+        known = None if writes else _remember(node, value, reading, keys)
         if known is not None:
             self._known[(self.structures.of(path), *rest)] = known
         return value, reading
@@ -87,10 +88,11 @@ class CallReadings:
             return arguments[position] if kind == "argument" else outputs[position]
 
         reading = known.reading.placed(place)
+        reading.repeats = known.node
         return unflatten(made, known.spec), reading
 
 
-def _remember(value: Any, reading: Reading, arguments: Sequence[int]) -> _Known | None:
+def _remember(node: fx.Node, value: Any, reading: Reading, arguments: Sequence[int]) -> _Known | None:
     # None if outputs share memory with each other or with arguments.
     leaves, spec = flatten(value)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -105,4 +107,4 @@ def _remember(value: Any, reading: Reading, arguments: Sequence[int]) -> _Known 
         else leaf
         for leaf in leaves
     ]
-    return _Known(reading=reading, outputs=forms, spec=spec, places=places)
+    return _Known(node=node, reading=reading, outputs=forms, spec=spec, places=places)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import fx
 
 from graphpipe.graph import ProductPrecision
 
@@ -48,6 +49,8 @@ class Reading:
     """Whether two dimensions of its value are samples, which means that samples are compared with each other."""
     dtype: torch.dtype = torch.float32
     requires_grad: bool = False
+    repeats: fx.Node | None = None
+    """An earlier call that equals this one, which was not run."""
 
     def placed(self, place: Callable[[int], int]) -> "Reading":
         """Return this reading for other memory, given the key for each key."""

@@ -4,74 +4,30 @@ The whole model and the part of one of two ranks are measured in the same way. H
 the latter.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, final
+from typing import Any
 
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
-from graphpipe.graph import Op, OpShards, ParameterSlice, SubmoduleShards
+from graphpipe.graph import Op, OpShards, ParameterSlice, ShardFigures, SubmoduleShards, Work
 from graphpipe.model.capture.build_ops import MeasuredModel, build_ops, tensor_names
 from graphpipe.model.capture.capture import Captured, Traced
 from graphpipe.model.capture.fused_attention import FusedAttention
-from graphpipe.model.capture.reading import SAMPLES
+from graphpipe.model.capture.reading import Reading
 from graphpipe.model.capture.shape_propagation import propagate_shapes
 from graphpipe.model.function_caches import without_caches
 from graphpipe.model.quiet import quiet_export
+from graphpipe.model.shards.counting_team import CountingTeam, Exchanged
 from graphpipe.model.shards.layouts import most_ranks
 from graphpipe.model.shards.shared_submodule import SharedSubmodule
-from graphpipe.model.shards.team import ShardTeam
 from graphpipe.model.shards.trial import Call, disagrees
 from graphpipe.model.split.submodules import sliced
 
 _RANKS = 2
 TRIED = 2e10
 """An operator with more FLOPs per sample is not tried on drawn values: it would take more than seconds."""
-Exchanged = tuple[float, float]
-"""All-reduces, and the bytes that they sum."""
-_NOTHING: Mapping[str, Exchanged] = {"forward": (0.0, 0.0), "backward": (0.0, 0.0)}
-
-
-@final
-class CountingTeam(ShardTeam):
-    """One of two ranks, which notes the bytes that are summed, and exchanges nothing."""
-
-    def __init__(self) -> None:
-        super().__init__(_RANKS, 0)
-        self._sums: dict[fx.Node | None, dict[str, Exchanged]] = {}
-        self.node: fx.Node | None = None
-        """The node that runs."""
-
-    def begin(self, node: fx.Node) -> None:
-        """Note what follows as that of one node, in place of what was noted of it before."""
-        self.node = node
-        self._sums[node] = dict(_NOTHING)
-
-    def sums(self, nodes: Iterable[fx.Node]) -> dict[str, Exchanged]:
-        """Return what was noted of some nodes, all together."""
-        found = dict(_NOTHING)
-        for node in nodes:
-            for kind, (count, summed) in self._sums.get(node, _NOTHING).items():
-                found[kind] = found[kind][0] + count, found[kind][1] + summed
-        return found
-
-    def add_up(self, values: Tensor) -> None:
-        """Do nothing."""
-
-    def add_up_own(self, values: Tensor) -> Tensor:
-        """Return an entry."""
-        return values[0].clone()
-
-    def gather(self, values: Tensor) -> list[Tensor]:
-        """Return the tensor for both ranks."""
-        return [values] * self.size
-
-    def note(self, kind: Literal["forward", "backward"], values: Tensor, reductions: float = 1.0) -> None:
-        """Note the bytes."""
-        sums = self._sums.setdefault(self.node, dict(_NOTHING))
-        count, summed = sums[kind]
-        sums[kind] = count + reductions, summed + float(values.numel() * values.element_size())
 
 
 @dataclass(slots=True)
@@ -83,6 +39,8 @@ class ShardMeasuring:
     captured: Captured
     shared: Mapping[str, Sequence[SubmoduleShards]]
     team: CountingTeam = field(default_factory=CountingTeam)
+    readings: Mapping[fx.Node, Reading] = field(default_factory=dict[fx.Node, Reading])
+    """Of the nodes, as last measured."""
     pieces: dict[str, int] = field(default_factory=dict[str, int])
     """The parameters that are divided, with the dimension."""
     calls: dict[str, dict[str, Call]] = field(default_factory=dict[str, dict[str, Call]])
@@ -96,15 +54,8 @@ class ShardMeasuring:
         if not self._runs([*self.shared]) or self._disagree(whole):
             self.shared = self._that_agree(whole)
         halves = self._halves([*self.shared])
-        sums = {name: self.team.sums(self._calls(name)) for name in self.shared}
-        alike: dict[Any, dict[str, Exchanged]] = {}
-        for name in self.shared:  # layers that are alike are run once
-            if any(count for count, _ in sums[name].values()):
-                alike.setdefault(self._kind(whole[name]), sums[name])
-        found = {
-            name: self._shards(whole[name], halves[name], alike.get(self._kind(whole[name]), sums[name]))
-            for name in self.shared
-        }
+        sums = {name: self.team.exchanged(self._calls(name), self.readings) for name in self.shared}
+        found = {name: self._shards(whole[name], halves[name], sums[name]) for name in self.shared}
         return {name: each for name, each in found.items() if each.most % 2 == 0}
 
     def restore(self) -> None:
@@ -198,7 +149,7 @@ class ShardMeasuring:
         origin = captured.graph.origin
         attention = FusedAttention() if origin is not None and origin.fused_attention else None
         with traced.mode, quiet_export(), without_caches(traced.fake):
-            readings = propagate_shapes(
+            self.readings = propagate_shapes(
                 traced.module_graph,
                 traced.fake,
                 captured.graph.inputs,
@@ -209,7 +160,7 @@ class ShardMeasuring:
         half = MeasuredModel(
             module_graph=traced.module_graph,
             values=captured.values,
-            readings=readings,
+            readings=self.readings,
             module=traced.fake,
             parameter_names=tensor_names(traced.fake),
             fused_attention=attention is not None,
@@ -223,26 +174,19 @@ class ShardMeasuring:
         parts = tuple((each.submodule.removeprefix(called[0]), each.style) for each in self.shared[op.name])
         return op.kind, op.work, op.parameter_bytes, parts
 
-    def _shards(self, op: Op, half: Op, sums: Mapping[str, Exchanged]) -> OpShards:
+    def _shards(self, op: Op, half: Op, sums: Exchanged) -> OpShards:
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         first = {id(each): name for name, each in self.model.named_parameters()}
         called = tuple(f"{path}." for path in self._called(op.name))
         divided = {name: at for name, at in self.pieces.items() if name.startswith(called)}
         pieces = {first[id(parameters[name])]: at for name, at in divided.items()}
         work, rest = op.work, half.work
-        forward, backward = sums["forward"], sums["backward"]
         return OpShards(
             most=most_ranks(dict(self.model.named_modules()), self.shared[op.name]),
             submodules=tuple(self.shared[op.name]),
             parameters=tuple(sorted(pieces.items())),
             parameter_bytes=float(sum(parameters[name].numel() * parameters[name].element_size() for name in pieces)),
-            flops_per_sample=shared_part(work.flops_per_sample, rest.flops_per_sample),
-            traffic_bytes_per_sample=shared_part(work.traffic_bytes_per_sample, rest.traffic_bytes_per_sample),
-            saved_bytes_per_sample=shared_part(work.saved_bytes_per_sample, rest.saved_bytes_per_sample),
-            forward_reductions=forward[0],
-            forward_bytes_per_sample=forward[1] / SAMPLES[1],
-            backward_reductions=backward[0],
-            backward_bytes_per_sample=backward[1] / SAMPLES[1],
+            figures=shared_figures(work, rest, sums),
         )
 
 
@@ -252,6 +196,24 @@ def without_heads(shards: Sequence[SubmoduleShards]) -> tuple[SubmoduleShards, .
     return tuple(each for each in shards if not any(f"{each.submodule}.".startswith(f"{path}.") for path in heads))
 
 
-def shared_part(whole: float, half: float) -> float:
+def shared_figures(whole: Work, half: Work, exchanged: Exchanged) -> ShardFigures:
+    """Return what ranks share of an operator.
+
+    Args:
+        whole: of the operator.
+        half: of one of two ranks.
+        exchanged: what these exchange.
+    """
+    return ShardFigures(
+        flops_per_sample=_shared(whole.flops_per_sample, half.flops_per_sample),
+        traffic_bytes_per_sample=_shared(whole.traffic_bytes_per_sample, half.traffic_bytes_per_sample),
+        saved_bytes_per_sample=_shared(whole.saved_bytes_per_sample, half.saved_bytes_per_sample),
+        forward=exchanged["forward"],
+        backward=exchanged["backward"],
+        weights=exchanged["weights"],
+    )
+
+
+def _shared(whole: float, half: float) -> float:
     """Return what two ranks share of a figure of which one of them has `half`: half of it is missing there."""
     return min(whole, max(0.0, (whole - half) * _RANKS / (_RANKS - 1)))

@@ -17,6 +17,11 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
+ExchangeKind = Literal["forward", "backward", "weights"]
+"""When ranks exchange something: in a forward; in a backward, of gradients of values; or of those of parameters."""
+HALF = 0.5
+"""An all-gather or a reduce-scatter takes half of the steps of an all-reduce."""
+
 
 class ShardTeam(ABC):
     """The ranks that share a replica, as one of them sees them. Copies of a module have the same team.
@@ -42,13 +47,13 @@ class ShardTeam(ABC):
     def gather(self, values: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, by position; all of them call this with contiguous tensors of one shape."""
 
-    def note(self, kind: Literal["forward", "backward"], values: Tensor, reductions: float = 1.0) -> None:
+    def note(self, kind: ExchangeKind, values: Tensor, reductions: float = 1.0) -> None:
         """Take note of an exchange that is done, or of one that a backward will do; for those that count.
 
         Args:
             kind: when it is done.
             values: whose bytes count as summed: of what is gathered or scattered among two ranks, those of one.
-            reductions: the steps that it takes, in all-reduces: 0.5 for an all-gather or a reduce-scatter.
+            reductions: the steps that it takes, in all-reduces: `HALF` for an all-gather or a reduce-scatter.
         """
         return
 
@@ -97,18 +102,17 @@ class Entrance:
 
     def __init__(self, team: ShardTeam, border: Border, readers: int = 0) -> None:
         self.team, self.border, self.readers = team, border, readers
-        self._last: tuple[Tensor, Tensor] | None = None
+        self._last: tuple[Tensor, Tensor, bool] | None = None
         self._left = 0
 
     def enter(self, values: Tensor) -> Tensor:
         """Return the values as layers read them."""
-        if not torch.is_grad_enabled():  # what enters now has no gradient for a later call with the same values
-            return self.border.enter(values, self.team)
-        if self._last is not None and self._last[0] is values:
+        graded = torch.is_grad_enabled()  # what enters without has no gradient for a later call with the same values
+        if self._last is not None and self._last[0] is values and self._last[2] == graded:
             entered, self._left = self._last[1], self._left - 1
         else:
             entered, self._left = self.border.enter(values, self.team), self.readers - 1
-            self._last = values, entered
+            self._last = values, entered, graded
         if self._left < 1:
             self.forget()
         return entered
@@ -125,7 +129,14 @@ def enter(values: Tensor, team: ShardTeam) -> Tensor:
     """Return the values; the gradient is the sum of those of all ranks."""
     if not (torch.is_grad_enabled() and values.requires_grad):
         return values
-    return apply(_Enter, values, team)
+    return apply(_Enter, values, team, "backward")
+
+
+def enter_weight(parameter: Tensor, team: ShardTeam) -> Tensor:
+    """Return a parameter that all ranks have, and of which each sees a part; its gradient is the sum of theirs."""
+    if not (torch.is_grad_enabled() and parameter.requires_grad):
+        return parameter
+    return apply(_Enter, parameter, team, "weights")
 
 
 def add_up(parts: Tensor, team: ShardTeam) -> Tensor:
@@ -169,16 +180,16 @@ def apply(function: type[torch.autograd.Function], values: Tensor, *others: obje
 
 class _Enter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, team: ShardTeam) -> Tensor:
+    def forward(ctx: Any, values: Tensor, team: ShardTeam, kind: ExchangeKind) -> Tensor:
         ctx.team = team
-        team.note("backward", values)
+        team.note(kind, values)
         return values.view_as(values)
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
         total = grad_outputs[0].clone(memory_format=torch.contiguous_format)
         ctx.team.add_up(total)
-        return total, None
+        return total, None, None
 
 
 class _AddUp(torch.autograd.Function):
@@ -205,7 +216,7 @@ class _Join(torch.autograd.Function):
         ctx.range = ranges[team.position]
         missing = max(widths) - columns.shape[-1]
         padded = torch.nn.functional.pad(columns, (0, missing)) if missing else columns.contiguous()
-        team.note("forward", padded)
+        team.note("forward", padded, HALF)
         given = team.gather(padded)
         return torch.cat([each[..., :width] for each, width in zip(given, widths, strict=True)], dim=-1)
 

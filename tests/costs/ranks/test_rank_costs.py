@@ -11,7 +11,7 @@ from graphpipe.costs import CostModel, CostTable, Temporaries, estimate
 from graphpipe.costs.op_cost import Curve, Halves
 from graphpipe.costs.ranks.rank_costs import rank_costs
 from graphpipe.errors import InvalidInput
-from graphpipe.graph import Graph, Op, Shared
+from graphpipe.graph import Exchanges, Graph, Op, SequenceShards, Shared
 
 GRAPH = chain(layer("a", shards()), layer("b", None), layer("c", shards(forward=0)))
 MODEL = CostModel(GRAPH, table(GRAPH), cluster(8))
@@ -48,6 +48,66 @@ def test_the_backward_sums_gradients_of_values_where_there_are_any() -> None:
     assert line(rank.table.by_op["a", "gpu"].input_gradient) == pytest.approx((1 + 2 * 3, 6 + 2 * 20 / 2 / 4))
 
 
+def test_gradients_of_parameters_of_which_ranks_see_parts_take_as_long_for_any_samples() -> None:
+    layout = shards()
+    summed = Exchanges(reductions=2, bytes=16)
+    graph = chain(layer("b", None), layer("a", replace(layout, figures=replace(layout.figures, weights=summed))))
+    rank = rank_costs(CostModel(graph, table(graph), cluster(8)), ((0, 1),))
+    assert line(rank.table.by_op["a", "gpu"].weight_gradient) == (1 + 2 * 2 * 3 + 2 * 16 / 2 / 4, 6)
+
+
+def divided(name: str, taken: str = "") -> Op:
+    """Return a layer that returns shards of the sequence and, if it reads a value, takes shards of it."""
+    layout = shards()
+    sequence = SequenceShards(
+        most=8,
+        submodules=(),
+        figures=layout.figures,
+        returned=("",),
+        taken=((taken, ""),) if taken else (),
+        summed_bytes=8.0,
+        used=True,
+    )
+    return layer(name, replace(layout, sequence=sequence))
+
+
+SEQUENCE = chain(divided("a"), divided("b", "a"), layer("c", shards()), divided("d", "c"), sent=8)
+UNDIVIDED = replace(
+    SEQUENCE, ops=tuple(replace(op, shards=op.shards and replace(op.shards, sequence=None)) for op in SEQUENCE.ops)
+)
+
+
+@pytest.mark.parametrize(
+    ("ops", "forward", "backward"),
+    [
+        (("a", "b", "c", "d"), 1, 1),  # c reads the value of b whole, and d takes shards of that of c
+        (("a",), 1, 0),
+        (("b",), 1, 1),
+        (("a", "b"), 1, 0),
+        (("c",), 0, 0),  # what it reads was gathered before, and it returns a whole value
+        (("d",), 0, 1),
+    ],
+)
+def test_values_of_the_sequence_are_gathered_where_they_are_read_whole(
+    ops: tuple[str, ...], forward: int, backward: int
+) -> None:
+    # A gather between two devices is one message of 3 s, and of half of the 8 bytes of a sample at 4 bytes per second.
+    rank = rank_costs(CostModel(SEQUENCE, table(SEQUENCE), cluster(8)), ((0, 1),))
+    assert rank.end_seconds(ops, 5) == (forward * (3 + 5 * 4 / 4), backward * (3 + 5 * 4 / 4))
+    plain = rank_costs(CostModel(UNDIVIDED, table(SEQUENCE), cluster(8)), ((0, 1),))
+    tasks = [costs.task_seconds(ops, 0, 5) for costs in (rank, plain)]
+    assert tasks[0].forward - tasks[1].forward == forward * 8
+    assert tasks[0].backward - tasks[1].backward == backward * 8
+    again = [costs.task_seconds(ops, 0, 5, "full").backward for costs in (rank, plain)]
+    assert again[0] - again[1] == (forward + backward) * 8  # it gathers them again
+
+
+def test_gradients_of_positions_are_summed_once_in_a_mini_batch() -> None:
+    rank = rank_costs(CostModel(SEQUENCE, table(SEQUENCE), cluster(8)), ((0, 1),))
+    weights = 4 * (100 - 80 / 2)
+    assert rank.optimizer_seconds(("a", "b", "c", "d")) == weights + 2 * (3 + 3 * 8 / 2 / 4)
+
+
 def test_an_operator_without_a_layout_runs_whole_on_every_rank() -> None:
     rank = rank_costs(MODEL, ((0, 1),))
     assert rank.table.by_op["b", "gpu"] == MODEL.table.by_op["b", "gpu"]
@@ -75,7 +135,8 @@ def test_bytes_are_divided_as_far_as_the_layout_says() -> None:
 
 
 def test_an_estimate_divides_the_line_that_memory_bounds_by_traffic() -> None:
-    op = layer("a", replace(shards(), traffic_bytes_per_sample=3.0))
+    layout = shards()
+    op = layer("a", replace(layout, figures=replace(layout.figures, traffic_bytes_per_sample=3.0)))
     graph = chain(replace(op, work=replace(op.work, traffic_bytes_per_sample=6.0)))
     model = CostModel(graph, estimate(graph, cluster(2)), cluster(2))
     whole, rank = (costs.table.by_op["a", "gpu"].forward.lines for costs in (model, rank_costs(model, ((0, 1),))))

@@ -48,11 +48,11 @@ def test_work_and_sums_of_a_residual_block() -> None:
     assert found is not None
     pixels = SIZE * SIZE
     assert found.parameter_bytes == 4 * (2 * 9 * CHANNELS * WIDE + 2 * WIDE)
-    assert found.flops_per_sample >= 2 * 2 * 9 * CHANNELS * WIDE * pixels
-    assert found.saved_bytes_per_sample >= 4 * 2 * WIDE * pixels  # of the norm and the activation
+    assert found.figures.flops_per_sample >= 2 * 2 * 9 * CHANNELS * WIDE * pixels
+    assert found.figures.saved_bytes_per_sample >= 4 * 2 * WIDE * pixels  # of the norm and the activation
     # The sum of the second convolution, and the statistics of the channels of both ranks.
-    assert found.forward_reductions == 1.5
-    assert found.forward_bytes_per_sample >= 4 * CHANNELS * pixels
+    assert found.figures.forward.reductions == 1.5
+    assert found.figures.forward.bytes_per_sample >= 4 * CHANNELS * pixels
 
 
 class Mixed(nn.Module):

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import graphpipe as gp
 from graphpipe.errors import InvalidInput
-from graphpipe.graph import OpShards
+from graphpipe.graph import Exchanges, OpShards
 from graphpipe.model.shards.logits.divided_logits import DividedLogits
 from graphpipe.model.shards.team import own_range
 from graphpipe.model.shards.trial import ThreadTeam, computed_by_two
@@ -159,13 +159,14 @@ def test_a_head_keeps_its_logits_if_the_loss_is_a_cross_entropy() -> None:
     assert [each.style for each in found.submodules] == ["vocabulary-logits"]
     assert found.divides_logits
     # A gather of half of the logits becomes one of a maximum of each word, and a sum of two numbers.
-    assert gathered.forward_bytes_per_sample == 4.0 * LENGTH * WORDS / 2
-    assert (found.forward_reductions, found.forward_bytes_per_sample) == (1.5, 4.0 * LENGTH * 3)
-    assert found.backward_bytes_per_sample == gathered.backward_bytes_per_sample
+    assert gathered.figures.forward == Exchanges(reductions=0.5, bytes_per_sample=4.0 * LENGTH * WORDS / 2)
+    assert found.figures.forward == Exchanges(reductions=1.5, bytes_per_sample=4.0 * LENGTH * 3)
+    assert found.figures.backward == gathered.figures.backward
     one, other = found.sequence, gathered.sequence
     assert one is not None
     assert other is not None
-    assert other.forward_bytes_per_sample - one.forward_bytes_per_sample == 4.0 * LENGTH * (WORDS / 2 - 3)
+    fewer = other.figures.forward.bytes_per_sample - one.figures.forward.bytes_per_sample
+    assert fewer == 4.0 * LENGTH * (WORDS / 2 - 3)
 
 
 @pytest.mark.parametrize("loss_fn", [with_size, lambda output, labels: output.argmax(-1).sum() / labels.max()])

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import graphpipe as gp
 from graphpipe.errors import InvalidInput
-from graphpipe.graph import Graph, OpShards
+from graphpipe.graph import Exchanges, Graph, OpShards
 from graphpipe.model.shards.sequence import find_sequence
 from graphpipe.model.zoo.blocks import FeedForward
 from graphpipe.model.zoo.gpt import Gpt, GptShape
@@ -40,14 +40,13 @@ def test_the_same_bytes_travel_and_less_is_saved() -> None:
     found = shared_gpt()["layers.0.feed_forward"].shards
     assert found is not None
     assert found.sequence is not None
-    divided = found.with_sequence(used=True).figures(2)
-    assert (divided.forward_reductions, divided.forward_bytes_per_sample) == (1, VALUE)  # a gather and a scatter
-    assert (divided.backward_reductions, divided.backward_bytes_per_sample) == (1, VALUE)
-    more = divided.saved_bytes_per_sample - found.saved_bytes_per_sample
+    divided = found.with_sequence(used=True).figures_of(2)
+    assert divided.forward == divided.backward == Exchanges(reductions=1, bytes_per_sample=VALUE)  # gather and scatter
+    more = divided.saved_bytes_per_sample - found.figures.saved_bytes_per_sample
     norms = 2 * 4.0 * LENGTH * 2  # two numbers for each position: of this norm, and of the one before the head
     assert more == pytest.approx(VALUE + norms)  # what it sends to that norm; what layers read is gathered
-    assert found.figures(2) == found  # unless a plan asks for it
-    assert found.with_sequence(used=True).figures(4).saved_bytes_per_sample == found.saved_bytes_per_sample  # 6 / 4
+    assert found.figures_of(2) == found.figures  # unless a plan asks for it
+    assert found.with_sequence(used=True).figures_of(4) == found.figures  # 6 / 4
 
 
 def test_a_head_gathers_and_returns_whole_logits() -> None:

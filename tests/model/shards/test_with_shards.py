@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import graphpipe as gp
 from graphpipe.errors import InvalidInput
-from graphpipe.graph import Graph, OpShards
+from graphpipe.graph import Exchanges, Graph, OpShards
 from graphpipe.model.capture.capture import capture_nodes
 from graphpipe.model.shards.with_shards import captured_with_shards
 from graphpipe.model.zoo.blocks import FeedForward
@@ -85,22 +85,23 @@ def test_work_and_sums_are_those_of_megatron() -> None:
     for name in ("layers.0.attention", "layers.0.feed_forward"):
         op, shards = found[name], found[name].shards
         assert shards is not None
-        assert shards.flops_per_sample == pytest.approx(op.work.flops_per_sample)
-        assert (shards.forward_reductions, shards.backward_reductions) == (1, 1)
-        assert (shards.forward_bytes_per_sample, shards.backward_bytes_per_sample) == (values, values)
-        assert 0 < shards.saved_bytes_per_sample < op.work.saved_bytes_per_sample
+        figures = shards.figures
+        assert figures.flops_per_sample == pytest.approx(op.work.flops_per_sample)
+        assert figures.forward == figures.backward == Exchanges(reductions=1, bytes_per_sample=values)
+        assert 0 < figures.saved_bytes_per_sample < op.work.saved_bytes_per_sample
     widened = found["layers.0.feed_forward"].shards
     assert widened is not None
-    assert widened.saved_bytes_per_sample == 4.0 * LENGTH * WIDE * 2  # before and behind the activation
+    assert widened.figures.saved_bytes_per_sample == 4.0 * LENGTH * WIDE * 2  # before and behind the activation
     head = found["head.vocabulary"].shards
     assert head is not None
-    assert head.forward_bytes_per_sample == 4.0 * LENGTH * WORDS / 2  # a gather: half of what a sum moves
+    gather = Exchanges(reductions=0.5, bytes_per_sample=4.0 * LENGTH * WORDS / 2)
+    assert head.figures.forward == gather  # half of what a sum moves
 
 
 def test_layers_that_read_the_same_values_sum_one_gradient() -> None:
     # The graph keeps views of what enters the layers. Queries, keys and values once summed a gradient each.
     (found,) = shards_of(nn.Sequential(nn.Linear(HIDDEN, HIDDEN), NormedHeads(whole=False)), VALUES).values()
-    assert (found.backward_reductions, found.backward_bytes_per_sample) == (1, 4.0 * LENGTH * HIDDEN)
+    assert found.figures.backward == Exchanges(reductions=1, bytes_per_sample=4.0 * LENGTH * HIDDEN)
 
 
 def test_a_graph_keeps_its_fingerprint_and_its_file_holds_the_layouts(tmp_path: Any) -> None:
@@ -250,6 +251,7 @@ def test_a_submodule_that_is_called_twice_is_shared_in_both_calls(*, sequence_pa
     model = Siblings()
     graph = gp.with_shards(gp.capture(model, texts), model, sequence_parallel=sequence_parallel)
     shared = {op.name: op.shards for op in graph.ops if op.shards is not None}
-    sums = {name: (each.forward_reductions, each.forward_bytes_per_sample) for name, each in shared.items()}
+    forwards = {name: each.figures.forward for name, each in shared.items()}
+    sums = {name: (each.reductions, each.bytes_per_sample) for name, each in forwards.items()}
     value = 4.0 * LENGTH * HIDDEN  # the second text is twice as long, and its words are looked up in the operator
     assert sums == {"words": (1, value), "mix": (1, value), "mix#2": (2, 2 * value + 2 * value)}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from exchanges import exchanges
 from models_to_share import LENGTH, MODELS, OPAQUE, VOCABULARY
 from torch import Tensor, nn
 from torch.nn import functional
@@ -172,6 +173,9 @@ def train(case: Case) -> dict[str, Any]:
         found["evaluated"] = pipeline.evaluate({"tokens": inputs}, targets)[0]
         pipeline.sync_model()
         found["state"] = {key: value.clone() for key, value in model.state_dict().items()}
+        with exchanges() as noted:
+            pipeline.step({"tokens": inputs}, targets)
+        found["exchanged"] = [tuple(each) for each in noted]
     return found
 
 

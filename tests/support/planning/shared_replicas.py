@@ -6,7 +6,7 @@ from dataclasses import replace
 from graphpipe.cluster import Cluster, Device, DeviceType, Link
 from graphpipe.costs import CostTable, Curve, OpCost
 from graphpipe.graph import Edge, Graph, Op, Work
-from graphpipe.graph.op_shards import OpShards, SubmoduleShards
+from graphpipe.graph.op_shards import Exchanges, OpShards, ShardFigures, SubmoduleShards
 from graphpipe.planners.problem.partition import Problem
 
 
@@ -19,12 +19,12 @@ def shards(
         submodules=(SubmoduleShards(submodule="a", style="column"),),
         parameters=(("a.weight", 0),),
         parameter_bytes=parameters,
-        flops_per_sample=flops,
-        saved_bytes_per_sample=saved,
-        forward_reductions=2,
-        forward_bytes_per_sample=forward,
-        backward_reductions=1,
-        backward_bytes_per_sample=forward / 2,
+        figures=ShardFigures(
+            flops_per_sample=flops,
+            saved_bytes_per_sample=saved,
+            forward=Exchanges(reductions=2, bytes_per_sample=forward),
+            backward=Exchanges(reductions=1, bytes_per_sample=forward / 2),
+        ),
     )
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.model.shards.layers.rebuilt import called_with, without_parameters
-from graphpipe.model.shards.team import Border, ShardTeam, enter
+from graphpipe.model.shards.team import Border, ShardTeam, enter_weight
 
 
 @final
@@ -68,5 +68,5 @@ class CopiedInside(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module."""
-        weights = {name: enter(self.get_parameter(name), self.team) for name in self.names}
+        weights = {name: enter_weight(self.get_parameter(name), self.team) for name in self.names}
         return called_with(self.inner, weights, *args, **kwargs)

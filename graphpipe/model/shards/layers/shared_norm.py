@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.model.shards.layers.rebuilt import called_with, without_parameters
-from graphpipe.model.shards.team import ShardTeam, own_range
+from graphpipe.model.shards.team import HALF, ShardTeam, own_range
 
 _STATISTICS = ("running_mean", "running_var")
 
@@ -56,6 +56,6 @@ class ChannelNorm(nn.Module):
 
     @torch.no_grad()
     def _gather(self, own: Tensor) -> None:
-        self.team.note("forward", own, 0.5)
+        self.team.note("forward", own, HALF)
         for name, whole in zip(_STATISTICS, torch.cat(self.team.gather(own), -1), strict=True):
             self.get_buffer(name).copy_(whole)

@@ -11,7 +11,7 @@ from graphpipe.model.shards.layers.adapted import Adapted, is_transposed
 from graphpipe.model.shards.layers.rebuilt import called_with, without_parameters
 from graphpipe.model.shards.layers.shared_layers import ColumnLinear, RowLinear
 from graphpipe.model.shards.logits.divided_logits import logits
-from graphpipe.model.shards.team import INSIDE, Border, Entrance, ShardTeam, enter, join
+from graphpipe.model.shards.team import INSIDE, Border, Entrance, ShardTeam, enter_weight, join
 
 PartsOf = Callable[[str, int], Sequence[nn.Parameter]]
 Noted = Callable[[nn.Module, nn.Module], nn.Module]
@@ -52,7 +52,7 @@ class LayerParts(nn.Module):
             own = [next(parts) for _ in range(count)]
             tensors[name] = own[0] if count == 1 else torch.cat(own, dimension)
         for name, parameter in zip(self._copied, self.copied, strict=True):
-            tensors[name] = enter(parameter, self.team)
+            tensors[name] = enter_weight(parameter, self.team)
         return called_with(self.inner, tensors, *args, **kwargs)
 
 

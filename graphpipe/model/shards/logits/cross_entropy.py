@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from graphpipe.model.shards.team import ShardTeam, apply
+from graphpipe.model.shards.team import HALF, ShardTeam, apply
 
 Reduction = Literal["none", "mean", "sum"]
 
@@ -68,7 +68,7 @@ class _Losses(torch.autograd.Function):
     ) -> Tensor:
         values = columns.double() if columns.dtype == torch.float64 else columns.float()
         own = values.amax(-1)
-        team.note("forward", own, 0.5)
+        team.note("forward", own, HALF)
         most = torch.stack(team.gather(own)).amax(0)
         inside = labels - start
         here = counts & (inside >= 0) & (inside < columns.shape[-1])

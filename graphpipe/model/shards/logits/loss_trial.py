@@ -1,18 +1,17 @@
 """Whether a loss function reads logits in a cross-entropy alone, and what the ranks that divide them exchange then."""
 
 from collections.abc import Callable
-from typing import Any, Literal, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
+from graphpipe.graph import Exchanges
 from graphpipe.model.shards.logits.divided_logits import DividedLogits
-from graphpipe.model.shards.team import ShardTeam, own_range
+from graphpipe.model.shards.team import ExchangeKind, ShardTeam, own_range
 from graphpipe.model.torch_private import flatten, unflatten
 
 _RANKS = 2
-Exchanged = tuple[float, float]
-"""All-reduces, and the bytes that they sum."""
 
 
 @final
@@ -21,7 +20,7 @@ class _Reading(ShardTeam):
 
     def __init__(self) -> None:
         super().__init__(_RANKS, 0)
-        self.exchanged: Exchanged = (0.0, 0.0)
+        self.exchanged = Exchanges()
 
     def add_up(self, values: Tensor) -> None:
         """Do nothing."""
@@ -36,16 +35,15 @@ class _Reading(ShardTeam):
             raise NotImplementedError("the loss reads logits of all ranks")
         return [values] * self.size
 
-    def note(self, kind: Literal["forward", "backward"], values: Tensor, reductions: float = 1.0) -> None:
+    def note(self, kind: ExchangeKind, values: Tensor, reductions: float = 1.0) -> None:
         """Note the bytes."""
-        count, summed = self.exchanged
-        self.exchanged = count + reductions, summed + float(values.numel() * values.element_size())
+        self.exchanged += Exchanges(reductions=reductions, bytes=float(values.numel() * values.element_size()))
 
 
 def exchanged_by_loss(
     loss_fn: Callable[[Any, Any], Any], output: Any, logits: Tensor, targets: Any = None
-) -> Exchanged | None:
-    """Return what ranks exchange for a loss, all samples together; None if it needs the logits of all of them.
+) -> Exchanges | None:
+    """Return what ranks exchange for a loss, with the bytes of all samples; None if it needs the logits of all ranks.
 
     Nothing is computed: the loss function is called with tensors without data.
 
@@ -67,7 +65,7 @@ def exchanged_by_loss(
         loss_fn(given, wanted)
     except Exception:  # any error of a loss that meets tensors without data, or of what it does to logits
         return None
-    return team.exchanged if team.exchanged[0] else None
+    return team.exchanged if team.exchanged.reductions else None
 
 
 def _is_tensor(value: object) -> bool:

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from graphpipe.graph import OpShards
+from graphpipe.graph import Exchanges, OpShards, ShardFigures
 from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture.reading import SAMPLES
-from graphpipe.model.shards.logits.loss_trial import Exchanged, exchanged_by_loss
-from graphpipe.model.shards.team import own_range
+from graphpipe.model.shards.logits.loss_trial import exchanged_by_loss
+from graphpipe.model.shards.team import HALF, own_range
 from graphpipe.model.torch_private import flatten, unflatten
 
 _RANKS = 2
@@ -60,7 +60,7 @@ def _read_by_loss(head: fx.Node, inside: tuple[fx.Node, ...]) -> fx.Node | None:
 
 def _exchanged(
     captured: Captured, logits: fx.Node, loss_fn: Callable[[Any, Any], Any], targets: Any
-) -> Exchanged | None:
+) -> Exchanges | None:
     made: dict[fx.Node, Tensor] = {}
     rows = [len(each) for each in flatten(targets)[0] if isinstance(each, Tensor) and each.ndim]
 
@@ -79,32 +79,29 @@ def _exchanged(
         return None
     whole = unflatten([*leaves], captured.module_graph.output_spec)
     found = exchanged_by_loss(loss_fn, whole, made[logits], targets)
-    return None if found is None else (found[0], found[1] / made[logits].shape[0])
+    if found is None:
+        return None
+    return Exchanges(reductions=found.reductions, bytes_per_sample=found.bytes / made[logits].shape[0])
 
 
-def _joined(captured: Captured, head: fx.Node) -> Exchanged:
-    """Return what ranks exchange per sample to gather the logits of a head."""
+def _joined(captured: Captured, head: fx.Node) -> Exchanges:
+    """Return what ranks exchange to gather the logits of a head."""
     reading = captured.readings[head]
     assert reading.shape is not None
     *rows, words = reading.shape
     start, stop = own_range(words, _RANKS, _RANKS - 1)
     count = torch.Size(rows).numel() * (stop - start) * reading.dtype.itemsize
-    return 1.0, count / SAMPLES[1]
+    return Exchanges(reductions=HALF, bytes_per_sample=count / SAMPLES[1])
 
 
-def _keeping(shards: OpShards, head: str, joined: Exchanged, exchanged: Exchanged) -> OpShards:
-    def instead(reductions: float, summed: float) -> dict[str, float]:
-        return {
-            "forward_reductions": max(0.0, reductions - joined[0]) + exchanged[0],
-            "forward_bytes_per_sample": max(0.0, summed - joined[1]) + exchanged[1],
-        }
+def _keeping(shards: OpShards, head: str, joined: Exchanges, exchanged: Exchanges) -> OpShards:
+    def instead(figures: ShardFigures) -> ShardFigures:
+        return replace(figures, forward=figures.forward.without(joined) + exchanged)
 
     sequence = shards.sequence
     if sequence is not None:
-        figures = instead(sequence.forward_reductions, sequence.forward_bytes_per_sample)
-        sequence = replace(sequence, **figures)  # pyright: ignore[reportArgumentType]
+        sequence = replace(sequence, figures=instead(sequence.figures))
     submodules = tuple(
         replace(each, style="vocabulary-logits") if each.submodule == head else each for each in shards.submodules
     )
-    figures = instead(shards.forward_reductions, shards.forward_bytes_per_sample)
-    return replace(shards, submodules=submodules, sequence=sequence, **figures)  # pyright: ignore[reportArgumentType]
+    return replace(shards, submodules=submodules, sequence=sequence, figures=instead(shards.figures))

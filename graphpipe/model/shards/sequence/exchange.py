@@ -18,17 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graphpipe.model.shards.team import Border, ShardTeam, apply, as_it_is
+from graphpipe.model.shards.team import HALF, Border, ShardTeam, apply, as_it_is
 
 POSITIONS = -2
 """The dimension of positions: values are (n, positions, width)."""
-_HALF = 0.5
-"""An all-gather or a reduce-scatter takes half of the steps of an all-reduce."""
 
 
 def scatter(values: Tensor, team: ShardTeam) -> Tensor:
     """Return the shard of this rank of values that all ranks have."""
-    return apply(_Scatter, values, team)
+    return apply(_Scatter, values, team, False)
 
 
 def gather(shard: Tensor, team: ShardTeam) -> Tensor:
@@ -43,7 +41,7 @@ def gather_parts(shard: Tensor, team: ShardTeam) -> Tensor:
 
 def reduce_scatter(parts: Tensor, team: ShardTeam) -> Tensor:
     """Return the shard of this rank of the sum of the parts of all ranks."""
-    return apply(_ReduceScatter, parts, team)
+    return apply(_Scatter, parts, team, True)
 
 
 BETWEEN = Border(gather_parts, reduce_scatter, draws_alike=False)
@@ -69,42 +67,29 @@ def _summed(parts: Tensor, team: ShardTeam) -> Tensor:
 
 class _Scatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, team: ShardTeam) -> Tensor:
+    def forward(ctx: Any, values: Tensor, team: ShardTeam, parts: bool) -> Tensor:
         ctx.team = team
-        shard = _own(values, team)
+        shard = (_summed if parts else _own)(values, team)
+        if parts:
+            team.note("forward", shard, HALF)
         if ctx.needs_input_grad[0]:
-            team.note("backward", shard, _HALF)
+            team.note("backward", shard, HALF)
         return shard
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
-        return _joined(grad_outputs[0], ctx.team), None
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+        return _joined(grad_outputs[0], ctx.team), None, None
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, shard: Tensor, team: ShardTeam, parts: bool) -> Tensor:
         ctx.team, ctx.parts = team, parts
-        team.note("forward", shard, _HALF)
+        team.note("forward", shard, HALF)
         if parts and ctx.needs_input_grad[0]:
-            team.note("backward", shard, _HALF)
+            team.note("backward", shard, HALF)
         return _joined(shard, team)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
         return (_summed if ctx.parts else _own)(grad_outputs[0], ctx.team), None, None
-
-
-class _ReduceScatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, parts: Tensor, team: ShardTeam) -> Tensor:
-        ctx.team = team
-        shard = _summed(parts, team)
-        team.note("forward", shard, _HALF)
-        if ctx.needs_input_grad[0]:
-            team.note("backward", shard, _HALF)
-        return shard
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
-        return _joined(grad_outputs[0], ctx.team), None

@@ -13,7 +13,15 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from graphpipe.errors import InvalidInput
-from graphpipe.graph import Op, OpShards, ParameterSlice, SequenceModule, SequenceShards, SubmoduleShards
+from graphpipe.graph import (
+    Op,
+    OpShards,
+    ParameterSlice,
+    SequenceModule,
+    SequenceShards,
+    ShardFigures,
+    SubmoduleShards,
+)
 from graphpipe.model.capture.build_ops import MeasuredModel, build_ops, tensor_names
 from graphpipe.model.capture.capture import Captured, Traced
 from graphpipe.model.capture.crossing_values import crossing_values
@@ -23,23 +31,18 @@ from graphpipe.model.capture.reading import SAMPLES, Reading
 from graphpipe.model.capture.shape_propagation import propagate_shapes
 from graphpipe.model.function_caches import without_caches
 from graphpipe.model.quiet import quiet_export
+from graphpipe.model.shards.counting_team import CountingTeam, Exchanged, for_weights
 from graphpipe.model.shards.drawn import Call
 from graphpipe.model.shards.sequence.divided_nodes import divided_nodes, held_by
 from graphpipe.model.shards.sequence.exchange import POSITIONS, gather, scatter
 from graphpipe.model.shards.sequence.sequence_trial import try_sequence
-from graphpipe.model.shards.shard_measuring import TRIED, CountingTeam, Exchanged, shared_part
+from graphpipe.model.shards.shard_measuring import TRIED, shared_figures
 from graphpipe.model.shards.shared_submodule import SharedSubmodule
 from graphpipe.model.split.submodules import Conversion, DividedNodes, sliced
 
 _RANKS = 2
 _COPIED = OpShards(
-    most=1,
-    submodules=(),
-    parameters=(),
-    parameter_bytes=0.0,
-    flops_per_sample=0.0,
-    forward_reductions=0.0,
-    backward_reductions=0.0,
+    most=1, submodules=(), parameters=(), parameter_bytes=0.0, figures=ShardFigures(flops_per_sample=0.0)
 )
 """Of an operator of which ranks share nothing but the sequence."""
 
@@ -141,10 +144,20 @@ class _Measuring:
     shards: Mapping[str, OpShards]
     modules: Mapping[str, SequenceModule]
     team: CountingTeam = field(default_factory=CountingTeam)
+    between: set[fx.Node] = field(default_factory=set[fx.Node])
+    """Conversions of values that another operator reads. Which of them a plan needs depends on its stages."""
+    op_of: dict[fx.Node, str] = field(init=False)
+    """The operators of the nodes."""
+    sent: dict[tuple[str, str], float] = field(init=False)
+    """The values on edges, with their bytes per sample."""
+
+    def __post_init__(self) -> None:
+        self.op_of = {node: name for name, nodes in self.captured.nodes.items() for node in nodes}
+        self.sent = {read.value: read.bytes_per_sample for read in self.captured.graph.reads}
 
     def of(self, paths: Iterable[str]) -> "_Measuring":
         """Return the same for some submodules."""
-        return replace(self, modules={path: self.modules[path] for path in paths}, team=CountingTeam())
+        return replace(self, modules={path: self.modules[path] for path in paths}, team=CountingTeam(), between=set())
 
     def measured(self) -> dict[str, SequenceShards] | None:
         """Return the figures by operator; None if a forward does not run so."""
@@ -199,7 +212,7 @@ class _Measuring:
             return made.make_on_shards(own, path)
         return made.make(own, path)
 
-    def _halves(self, divided: DividedNodes) -> tuple[dict[str, Op], dict[str, dict[str, Exchanged]]]:
+    def _halves(self, divided: DividedNodes) -> tuple[dict[str, Op], dict[str, Exchanged]]:
         """Return all operators as measured, and what the ranks exchange in each of them."""
         traced, captured = self.traced, self.captured
         copied, groups = self._copied(divided)
@@ -219,13 +232,14 @@ class _Measuring:
             )
         ops, _ = build_ops(half, groups, (), captured.precision)
         names = [op.name for op in captured.graph.ops]
-        sums = {name: self.team.sums(group) for name, group in zip(names, groups, strict=True)}
+        inside = [[node for node in group if node not in self.between] for group in groups]
+        sums = {name: self.team.exchanged(group, readings) for name, group in zip(names, inside, strict=True)}
         return dict(zip(names, ops, strict=True)), sums
 
     def _copied(self, divided: DividedNodes) -> tuple[ModuleGraph, tuple[tuple[fx.Node, ...], ...]]:
         """Return the graph with the conversions of values, and the nodes of each operator in it."""
         captured, graph = self.captured, fx.Graph()
-        op_of = {node: name for name, nodes in captured.nodes.items() for node in nodes}
+        op_of = self.op_of
         env: dict[fx.Node, fx.Node] = {}
         converted: dict[tuple[fx.Node, Conversion], fx.Node] = {}
         groups: dict[str, list[fx.Node]] = {op.name: [] for op in captured.graph.ops}
@@ -241,6 +255,8 @@ class _Measuring:
                 converted[value, how].meta = dict(value.meta)
                 if name:
                     groups[name].append(converted[value, how])
+            if reader.op != "output" and op_of.get(reader) != op_of.get(value) and self._is_sent(value):
+                self.between.add(converted[value, how])
             return converted[value, how]
 
         for node in captured.module_graph.graph.nodes:
@@ -264,21 +280,18 @@ class _Measuring:
         return converted
 
     def _figures(
-        self, divided: DividedNodes, halves: Mapping[str, Op], exchanged: Mapping[str, dict[str, Exchanged]]
+        self, divided: DividedNodes, halves: Mapping[str, Op], exchanged: Mapping[str, Exchanged]
     ) -> dict[str, SequenceShards]:
         readings, found = self.captured.readings, dict[str, SequenceShards]()
         saved = self._saved(halves)
         whole = {op.name: op for op in self.captured.graph.ops}
-        alike: dict[Any, dict[str, Exchanged]] = {}
         for name, nodes in self.captured.nodes.items():
             mine = [node for node in nodes if node in divided.reading or node in divided.returning]
             if not mine:
                 continue
-            op, half, sums = whole[name], halves[name], exchanged[name]
-            kind = (op.kind, op.work, op.parameter_bytes, half.work)
-            if any(count for count, _ in sums.values()):
-                alike.setdefault(kind, sums)
-            sums = alike.get(kind, sums)  # layers that are alike are run once
+            work, sums = replace(halves[name].work, saved_bytes_per_sample=saved[name]), exchanged[name]
+            if name not in self.captured.graph.returning:  # nothing that it reads has a gradient
+                sums = for_weights(sums)
             values = [each for node in mine for each in (node, *node.all_input_nodes) if each in divided.returning]
             values += [value for value, reader in divided.scattered if reader in mine]
             shapes = [shape for each in values if (shape := readings[each].shape) is not None]
@@ -286,17 +299,43 @@ class _Measuring:
             found[name] = SequenceShards(
                 most=gcd(*(shape[POSITIONS] for shape in shapes)),
                 submodules=tuple(self.modules[path] for path in called if path in self.modules),
-                flops_per_sample=shared_part(op.work.flops_per_sample, half.work.flops_per_sample),
-                traffic_bytes_per_sample=shared_part(
-                    op.work.traffic_bytes_per_sample, half.work.traffic_bytes_per_sample
-                ),
-                saved_bytes_per_sample=shared_part(op.work.saved_bytes_per_sample, saved[name]),
-                forward_reductions=sums["forward"][0],
-                forward_bytes_per_sample=sums["forward"][1] / SAMPLES[1],
-                backward_reductions=sums["backward"][0],
-                backward_bytes_per_sample=sums["backward"][1] / SAMPLES[1],
+                figures=shared_figures(whole[name].work, work, sums),
+                returned=self._returned(divided, name),
+                taken=self._taken(divided, name),
+                summed_bytes=self._summed_bytes(divided, whole[name]),
             )
         return found
+
+    def _returned(self, divided: DividedNodes, name: str) -> tuple[str, ...]:
+        """Return the values that leave an operator as shards, as edges name them."""
+        mine = [node for node in self.captured.nodes[name] if node in divided.returning]
+        return tuple(
+            value[1] for value in dict.fromkeys(self._value(node, name) for node in mine) if value in self.sent
+        )
+
+    def _taken(self, divided: DividedNodes, name: str) -> tuple[tuple[str, str], ...]:
+        """Return the values of other operators that an operator reads as shards."""
+        found: dict[tuple[str, str], None] = {}
+        for node in self.captured.nodes[name]:
+            for value in node.all_input_nodes:
+                shard = value in divided.returning and node in divided.reading
+                source = self.op_of.get(value, name)
+                if source != name and (shard or (value, node) in divided.scattered) and self._is_sent(value):
+                    found[self._value(value, source)] = None
+        return tuple(found)
+
+    def _is_sent(self, value: fx.Node) -> bool:
+        # What does not grow with the samples, such as positions, is computed again in each stage.
+        return bool(self.sent.get(self._value(value, self.op_of.get(value, ""))))
+
+    def _value(self, node: fx.Node, source: str) -> tuple[str, str]:
+        leaves = any(self.op_of.get(user, source) != source for user in node.users)
+        return source, "" if leaves and (source, "") in self.sent else node.name  # it sends one value
+
+    def _summed_bytes(self, divided: DividedNodes, op: Op) -> float:
+        parameters = dict(self.model.named_parameters())
+        summed = (parameters[name] for name in op.parameters if name in divided.summed)
+        return float(sum(each.numel() * each.element_size() for each in summed if each.requires_grad))
 
     def _saved(self, halves: Mapping[str, Op]) -> dict[str, float]:
         """Return what each operator saves per sample, as one of two ranks."""
