@@ -25,7 +25,7 @@ from graphpipe.importers.aceso_links import read_collective
 from graphpipe.importers.aceso_profile import ModelProfiles
 from graphpipe.importers.megatron_layer import ALL_REDUCES
 from graphpipe.importers.sailor_files import SailorFiles
-from graphpipe.profiler.fit_curve import fit_line
+from graphpipe.profiler.fitting.fit_curve import fit_line
 
 TARGET = 0.15
 NVLINK = Link(latency_seconds=8e-6, bandwidth_bytes_per_second=150e9)

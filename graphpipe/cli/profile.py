@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     with waiting(f"capturing {args.model}"):
         from graphpipe.model.capture_cache.capture_cache import cached_capture
         from graphpipe.model.shards.with_shards import captured_with_shards
-        from graphpipe.profiler.fit_quality import fit_quality
+        from graphpipe.profiler.fitting.fit_quality import fit_quality
         from graphpipe.profiler.profile import profile
         from graphpipe.profiler.profiled_device import device_frequency
         from graphpipe.training.task.user_function import find_model

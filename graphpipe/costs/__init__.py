@@ -9,7 +9,7 @@ from graphpipe.costs.analytic import estimate
 from graphpipe.costs.cost_model import CostModel
 from graphpipe.costs.cost_table import CostTable
 from graphpipe.costs.op_bytes import State
-from graphpipe.costs.op_cost import Curve, OpCost, Temporaries
+from graphpipe.costs.op_cost import Curve, OpCost, SavedBytes, Temporaries
 from graphpipe.costs.recompute_regions import Recompute, regions
 from graphpipe.costs.sample_load import Loads, SampleLoad, declare_loads
 from graphpipe.costs.stage_memory import StageMemory
@@ -24,6 +24,7 @@ __all__ = [
     "OpCost",
     "Recompute",
     "SampleLoad",
+    "SavedBytes",
     "StageMemory",
     "State",
     "TaskMemory",

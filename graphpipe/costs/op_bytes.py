@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphpipe.costs.cost_table import CostTable
-from graphpipe.costs.op_cost import Temporaries
-from graphpipe.graph import Graph
+from graphpipe.costs.op_cost import SavedBytes, Temporaries
+from graphpipe.graph import Graph, Op
 
 Array = NDArray[np.float64]
 Found = TypeVar("Found")
@@ -123,7 +123,7 @@ class OpBytes:
         if not self.trains:
             return np.zeros(len(self.graph.ops))
         loss = [max((row.loss_bytes_per_sample for row in rows), default=0.0) for rows in self.temporaries]
-        own = np.array([op.work.saved_bytes_per_sample for op in self.graph.ops]) + np.array(loss)
+        own = np.array([each.per_sample for each in self._measured_or_counted]) + np.array(loss)
         return own * np.array([self.largest_load[op.name] for op in self.graph.ops])
 
     def saved_of(self, samples: Array | float) -> Array:
@@ -138,13 +138,25 @@ class OpBytes:
 
     @cached_property
     def has_casts(self) -> bool:
-        """Whether a forward keeps something that does not depend on its samples (under autocast)."""
+        """Whether a forward keeps something that does not depend on its samples, such as casts of weights."""
         return bool(self.saved_by_forward.any())
 
     @cached_property
     def saved_by_forward(self) -> Array:
         """Bytes that each operator keeps per micro-batch in flight, besides those of the samples."""
-        return np.array([op.work.saved_bytes_per_forward if self.trains else 0.0 for op in self.graph.ops])
+        return np.array([each.per_forward if self.trains else 0.0 for each in self._measured_or_counted])
+
+    @cached_property
+    def _measured_or_counted(self) -> list[SavedBytes]:
+        """What each operator saves for its backward. With several device types, the largest values count."""
+        return [self._saved_by(op) for op in self.graph.ops]
+
+    def _saved_by(self, op: Op) -> SavedBytes:
+        counted = SavedBytes(per_sample=op.work.saved_bytes_per_sample, per_forward=op.work.saved_bytes_per_forward)
+        found = [self.table.by_op[op.name, kind].saved or counted for kind in self.device_types]
+        return SavedBytes(
+            per_sample=max(each.per_sample for each in found), per_forward=max(each.per_forward for each in found)
+        )
 
     @cached_property
     def largest_load(self) -> dict[str, float]:

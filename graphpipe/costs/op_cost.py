@@ -70,6 +70,25 @@ class Temporaries:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SavedBytes:
+    """Bytes that one operator keeps between its forward and its backward, where they were measured.
+
+    They stand in place of those that the graph counts. What several operators save counts once, for the one that made
+    it. What the loss function keeps is beside them.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    per_sample: float
+    per_forward: float = 0.0
+    """However many samples it has."""
+
+    def times(self, factor: float) -> "SavedBytes":
+        """Return `factor` times these bytes."""
+        return SavedBytes(per_sample=self.per_sample * factor, per_forward=self.per_forward * factor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Halves:
     """Seconds of the two halves of a backward, as they run apart from each other.
 
@@ -105,6 +124,8 @@ class OpCost:
     """The fewest and the most samples of the measurements of a profiled operator."""
     temporaries: Temporaries | None = None
     """Bytes that a profiled operator holds only while it runs; None if they were not measured."""
+    saved: SavedBytes | None = None
+    """What it keeps for its backward, if that was measured, as it is for compiled stages; None: what the graph says."""
     ranks: int | None = None
     """Devices that share the operator, if these are the costs of each of them, without their sums. None: of one device
     that computes all of it."""
@@ -114,7 +135,7 @@ class OpCost:
     @model_serializer(mode="wrap")
     def _body(self, body_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # Costs without them have the body, and so the fingerprint, that they had before these were measured.
-        return without_empty(body_of(self), "halves", "measured_samples", "ranks", "shared")
+        return without_empty(body_of(self), "halves", "measured_samples", "saved", "ranks", "shared")
 
     @property
     def input_half(self) -> Curve:
@@ -164,6 +185,7 @@ class OpCost:
             "temporaries.forward": held.forward,
             "temporaries.backward": held.backward,
             "temporaries.loss_bytes_per_sample": Curve(lines=((0.0, held.loss_bytes_per_sample),)),
+            "saved": Curve(lines=((self.saved.per_forward, self.saved.per_sample),)) if self.saved else Curve(),
         }
         for name, curve in curves.items():
             where = f"cost of op {self.op} on {self.device_type}, {name}"

@@ -56,6 +56,7 @@ def _share(whole: OpCost, op: str, share: float, *, needs_input: bool) -> OpCost
         part,
         op=op,
         shared=(),
+        saved=None,
         input_gradient=part.input_gradient if needs_input else Curve(),
         halves=part.halves and (part.halves if needs_input else replace(part.halves, input=Curve())),
         temporaries=held and replace(held, forward=held.forward.times(share), backward=held.backward.times(share)),

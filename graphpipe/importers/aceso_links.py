@@ -7,7 +7,7 @@ from graphpipe.cluster import Link
 from graphpipe.errors import InvalidInput
 from graphpipe.importers.aceso_files import amount, read_amounts, read_rows
 from graphpipe.importers.aceso_profile import MIB
-from graphpipe.profiler.fit_curve import fit_line
+from graphpipe.profiler.fitting.fit_curve import fit_line
 
 GIB = 2.0**30
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from graphpipe.costs import Temporaries
+from graphpipe.costs import OpCost, Temporaries
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.plans.stage import PlanFields, Stage
 from graphpipe.plans.verify_ranks import of_rank, replica_of
@@ -268,20 +268,29 @@ def _state_bytes(plan: PlanFields, stage: Stage) -> float:
 
 
 def _temporaries(plan: PlanFields, op: str) -> list[Temporaries]:
-    kinds = {device.type for device in plan.cluster.devices}
-    rows = (plan.costs.by_op[op, kind].temporaries for kind in sorted(kinds))
-    return [held for held in rows if held is not None]
+    return [row.temporaries for row in _rows(plan, op) if row.temporaries is not None]
+
+
+def _rows(plan: PlanFields, op: str) -> list[OpCost]:
+    """Return the costs of an operator on each type of device of the cluster."""
+    return [plan.costs.by_op[op, kind] for kind in sorted({device.type for device in plan.cluster.devices})]
 
 
 def _saved_bytes(plan: PlanFields, op: str) -> float:
     """Return the bytes per sample that an operator, and a loss after it, keep for the backward."""
     loss = max((held.loss_bytes_per_sample for held in _temporaries(plan, op)), default=0.0)
-    return (plan.graph[op].work.saved_bytes_per_sample + loss) * _most_load(plan, op)
+    kept = (
+        row.saved.per_sample if row.saved else plan.graph[op].work.saved_bytes_per_sample for row in _rows(plan, op)
+    )
+    return (max(kept) + loss) * _most_load(plan, op)
 
 
 def _saved_with_casts(plan: PlanFields, op: str, replica: float) -> float:
-    """Return the same with the copies of weights that each forward keeps, shared out over its samples."""
-    return _saved_bytes(plan, op) + plan.graph[op].work.saved_bytes_per_forward / replica
+    """Return the same with what each forward keeps once, such as copies of weights, shared out over its samples."""
+    once = (
+        row.saved.per_forward if row.saved else plan.graph[op].work.saved_bytes_per_forward for row in _rows(plan, op)
+    )
+    return _saved_bytes(plan, op) + max(once) / replica
 
 
 def _most_load(plan: PlanFields, op: str) -> float:

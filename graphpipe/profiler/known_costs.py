@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import fx
@@ -23,12 +24,14 @@ from graphpipe.files.json_document import read_document, write_document
 from graphpipe.model.capture_cache.user_modules import package_version, user_modules
 from graphpipe.model.capture_cache.value_form import InDoubt, ValueForms
 from graphpipe.profiler.op_runs import OpRun
+from graphpipe.profiler.saved.saved_values import SavedValues
 from graphpipe.profiler.step_overheads import StepOverheads
 from graphpipe.user_frames import warn_user
 
 MOST_ENTRIES = 4096
 """Older ones are removed."""
-_KIND, _STEP = "measured-cost", "measured-step"
+_KIND, _SAVED, _STEP = "measured-cost", "measured-saved", "measured-step"
+Found = TypeVar("Found", OpCost, SavedValues)
 
 
 class KnownCosts:
@@ -47,13 +50,24 @@ class KnownCosts:
         self._users = user_modules() if folder else {}
         self._entries: dict[str, Path | None] = {}
         self._rows: dict[str, OpCost | None] = {}
+        self._saved: dict[str, SavedValues] = {}
 
     def row(self, run: OpRun) -> OpCost | None:
         """Return the row of an operator; None if it was not measured before, or if that is in doubt."""
         if run.op not in self._rows:
             entry = self._entries[run.op] = self._entry(run)
-            self._rows[run.op] = _read(entry, run.op) if entry else None
+            self._rows[run.op] = _read(entry, _KIND, OpCost, run.op) if entry else None
         return self._rows[run.op]
+
+    def saved(self, run: OpRun) -> SavedValues | None:
+        """Return what a compiled operator saves; None if it was not measured before, or if that is in doubt."""
+        self.row(run)
+        entry = self._entries[run.op]
+        return _read(_beside(entry), _SAVED, SavedValues, run.op) if entry else None
+
+    def note_saved(self, run: OpRun, saved: SavedValues) -> None:
+        """Let `keep` write what a compiled operator saves."""
+        self._saved[run.op] = saved
 
     def keep(self, rows: Iterable[OpCost]) -> None:
         """Write the rows that were not known."""
@@ -64,6 +78,8 @@ class KnownCosts:
             make_private(self._folder)
             for row, entry in new:
                 write_document(entry, _KIND, row)
+                if row.op in self._saved:
+                    write_document(_beside(entry), _SAVED, self._saved[row.op])
             keep_newest(self._folder, MOST_ENTRIES)
 
     def step(self, stepper: torch.optim.Optimizer | None) -> StepOverheads | None:
@@ -113,22 +129,26 @@ class KnownCosts:
         return self._folder / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
 
 
-def _read(entry: Path, op: str) -> OpCost | None:
+def _read(entry: Path, kind: str, noun: type[Found], op: str) -> Found | None:
     if not entry.exists():
         return None
     try:
-        cost = read_document(entry, _KIND, lambda body: from_body(OpCost, body, str(entry)))
+        found = read_document(entry, kind, lambda body: from_body(noun, body, str(entry)))
     except InvalidInput as error:
         reason = " ".join(str(error).split())
         warn_user(f"a cost in the cache cannot be used, so '{op}' is measured again: {reason}")
         return None
-    return cost if cost.op == op else None
+    return found if found.op == op else None
+
+
+def _beside(entry: Path) -> Path:
+    return entry.with_suffix(".saved.json")
 
 
 @cache
 def _machine() -> list[str]:
     # Also the source of what measures, because a change of it may measure something else.
-    source = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    source = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py")))
     return [platform.node(), platform.machine(), _processor(), hashlib.sha256(source).hexdigest()]
 
 

@@ -3,7 +3,8 @@
 import weakref
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, final
 
@@ -13,6 +14,34 @@ from torch import Tensor
 from graphpipe.costs import Curve, Temporaries
 from graphpipe.model.torch_private import DispatchMode, flatten, memory_key
 from graphpipe.profiler.op_runs import OpRun
+from graphpipe.profiler.saved.passing_bytes import PassingBytes, passing_bytes
+
+
+def compiled_temporaries(
+    run: OpRun, batch_sizes: Iterable[int], device: torch.device, eager: Temporaries
+) -> Temporaries:
+    """Return the temporary memory of an operator whose layers run compiled, and what the loss keeps as it was.
+
+    Args:
+        run: of the operator. It runs once before it is measured, which compiles it.
+        batch_sizes: numbers of samples to measure at; those that the operator refuses are left out.
+        device: where it runs.
+        eager: what `temporaries` returned before.
+    """
+    passing: dict[int, PassingBytes] = {}
+    for samples in sorted({*batch_sizes}):
+        with suppress(RuntimeError, ValueError), _with_gradients(run.parameters):
+            _, entered = run.enter(samples)
+            if roots := _roots(run, entered):
+                torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+            del roots
+            _, entered = run.enter(samples)
+            passing[samples] = passing_bytes(partial(_roots, run, entered), device)
+    return replace(
+        eager,
+        forward=_through({samples: each.forward for samples, each in passing.items()}),
+        backward=_through({samples: each.backward for samples, each in passing.items()}),
+    )
 
 
 def temporaries(
@@ -39,6 +68,10 @@ def temporaries(
         backward=_through({samples: memory.backward for samples, memory in memory_by_samples.items()}),
         loss_bytes_per_sample=max(0.0, saved - saved_bytes_per_sample) if run.ends else 0.0,
     )
+
+
+def _roots(run: OpRun, entered: dict[str, Tensor]) -> list[Tensor]:
+    return [output for output in run.call(entered) if output.requires_grad]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +113,7 @@ def _with_gradients(parameters: Sequence[Tensor]) -> Generator[None]:
             parameter.grad = gradient
 
 
-def _through(bytes_by_samples: Mapping[int, int]) -> Curve:
+def _through(bytes_by_samples: Mapping[int, float]) -> Curve:
     # Peak memory is a maximum over moments, each linear in the samples, so it is convex. The maximum of the lines
     # through neighbouring points therefore passes through all points.
     points = [*bytes_by_samples.items()]
@@ -90,7 +123,7 @@ def _through(bytes_by_samples: Mapping[int, int]) -> Curve:
     return Curve(lines=tuple(line for line in lines if any(line)))
 
 
-def _line(first: tuple[int, int], last: tuple[int, int]) -> tuple[float, float]:
+def _line(first: tuple[int, float], last: tuple[int, float]) -> tuple[float, float]:
     # A part could be negative only because allocations are padded.
     slope = max(0.0, (last[1] - first[1]) / (last[0] - first[0]))
     return max(0.0, round(last[1] - slope * last[0], 3)), slope

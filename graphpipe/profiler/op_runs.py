@@ -36,12 +36,16 @@ class OpRun:
     """Parameters that need a gradient; it accumulates in them."""
     module: nn.Module | None = None
     """The module that `call` calls."""
+    sends: tuple[str, ...] = ()
+    """The names of the values that `call` returns first, which are those that other operators read."""
     signature: Hashable
     """Key of the code and the shapes of the run: one measurement serves all operators with equal keys."""
     saved_bytes_per_sample: float = 0.0
     """Bytes per sample that the operator saves for its backward."""
     ends: bool = False
     """Whether the operator's output is the loss."""
+    without_loss: Callable[[dict[str, Tensor]], Sequence[Tensor]] | None = None
+    """Like `call`, without the loss. None: there is none."""
 
     def enter(self, samples: int) -> tuple[list[Tensor], dict[str, Tensor]]:
         """Return the inputs that need a gradient, and all inputs by name, both of `samples` samples.
@@ -141,6 +145,10 @@ def _reads(program: StageProgram) -> set[str]:
     return {*program.model_inputs, *(spec.name for specs in program.receives.values() for spec in specs)}
 
 
+def _sent(program: StageProgram) -> tuple[str, ...]:
+    return tuple(sorted({spec.name for specs in program.sends.values() for spec in specs}))
+
+
 def _run(
     graph: Graph,
     name: str,
@@ -160,9 +168,11 @@ def _run(
         differentiable=frozenset(spec.name for spec in received if spec.requires_grad),
         parameters=parameters,
         module=program.module,
+        sends=_sent(program),
         signature=_signature(graph, name, program, inputs),
         saved_bytes_per_sample=graph[name].work.saved_bytes_per_sample,
         ends=last is not None,
+        without_loss=partial(call_program, program, None, precision) if last else None,
     )
 
 
@@ -172,7 +182,10 @@ def call_program(
     """Run the program of an operator, and the loss if there is a criterion. Return all tensors that come out."""
     with autocast_context(precision, _device(values)):
         sent, output = program(values)
-        return [*sent.values(), *(_tensors(output) if criterion is None else [criterion.loss(output, values)])]
+        return [
+            *(sent[name] for name in sorted(sent)),
+            *(_tensors(output) if criterion is None else [criterion.loss(output, values)]),
+        ]
 
 
 def _device(values: Mapping[str, Tensor]) -> torch.device | str:

@@ -25,6 +25,7 @@ from graphpipe.model.hidden.compiled_modules import eagerly
 from graphpipe.model.inputs import Inputs, name_inputs
 from graphpipe.model.split.split import capture_for
 from graphpipe.model.torch_private import flatten, unflatten
+from graphpipe.profiler.compiled_layers import CompiledLayers, with_saved
 from graphpipe.profiler.contention import MOST_PROCESSES_PER_CORE, under_contention
 from graphpipe.profiler.effort import Effort
 from graphpipe.profiler.empty_run import empty_run
@@ -33,6 +34,7 @@ from graphpipe.profiler.op_memory import temporaries
 from graphpipe.profiler.op_runs import Criterion, OpRun, op_runs
 from graphpipe.profiler.profile_ops import one_pass, profile_ops
 from graphpipe.profiler.profiled_device import profiled_device
+from graphpipe.profiler.saved.saved_values import SavedValues
 from graphpipe.profiler.step_overheads import (
     StepOverheads,
     optimizer_of_copies,
@@ -122,7 +124,7 @@ def profile(
         precision = [] if captured.precision == "fp32" else [captured.precision]
         circumstances = [device_type, sizes, threads, copies, devices, effort.amounts, *precision]
         circumstances += ["compiled"] if compile else []
-        compiler = StageCompiler(sizes_vary=False) if compile else None
+        layers = CompiledLayers(StageCompiler(sizes_vary=False), device) if compile else None
         known = {
             ranks: KnownCosts(cache, [*circumstances, *([f"1 of {ranks} ranks"] if ranks > 1 else [])], loss_fn)
             for ranks in degrees
@@ -137,6 +139,7 @@ def profile(
         empty = empty_run(max(sizes), device, captured.precision)
         samples: list[OpRun] = []
         rows: dict[int, tuple[OpCost, ...]] = {}
+        saved: list[SavedValues] = []
         count = sum(degrees.values())
         with (
             waiting(f"profiling {count} operators") as advance,
@@ -146,7 +149,9 @@ def profile(
                 memory: dict[str, Temporaries] = {}
                 before, part = sum(map(len, rows.values())), graph if ranks == 1 else rank_graph(graph, ranks)
                 measured = profile_ops(
-                    _with_memory(runs(ranks), part, sizes, memory, samples, known[ranks], compiler),
+                    _with_memory(
+                        runs(ranks), part, sizes, memory, samples, known[ranks], layers if ranks == 1 else None, saved
+                    ),
                     device_type,
                     sizes,
                     effort,
@@ -155,6 +160,8 @@ def profile(
                     on_progress=lambda done, before=before: advance((before + done) / count),
                 )
                 rows[ranks] = tuple(replace(row, temporaries=memory[row.op]) for row in measured)
+            if compile:
+                rows[1] = with_saved(rows[1], saved)
             stepper = optimizer_of_copies(trainable, optimizer, device)
             if (step := known[1].step(stepper)) is None:
                 after_operators = replace(effort, between=lambda: one_pass(samples, max(sizes), effort))
@@ -181,23 +188,27 @@ def _with_memory(
     memory: dict[str, Temporaries],
     samples: list[OpRun],
     known: KnownCosts,
-    compiler: StageCompiler | None,
+    layers: CompiledLayers | None,
+    saved: list[SavedValues],
 ) -> Generator[OpRun]:
-    # Yields the runs. Fills `memory` with the temporaries of each, and `samples` with a few different operators. They
-    # are compiled once their memory is measured, because the compiler passes over what runs in the measuring mode.
+    # Yields the runs. Fills `memory` with the temporaries of each, `samples` with a few different operators, and
+    # `saved`, if layers are compiled. They are once their eager memory is measured, because the compiler passes over
+    # what runs in the measuring mode.
     known_temporaries: dict[Hashable, Temporaries] = {}
     for run in runs:
         if run.signature not in known_temporaries:
             row = known.row(run)
             measured, work = row.temporaries if row else None, graph[run.op].work
-            known_temporaries[run.signature] = measured or temporaries(
-                run, batch_sizes, work.saved_bytes_per_sample, work.saved_bytes_per_forward
-            )
+            if measured is None:
+                measured = temporaries(run, batch_sizes, work.saved_bytes_per_sample, work.saved_bytes_per_forward)
+                if layers is not None:
+                    measured = layers.temporaries(run, batch_sizes, measured)
+            known_temporaries[run.signature] = measured
+        if layers is not None:
+            saved.append(layers.saved(run, batch_sizes, known))
         memory[run.op] = known_temporaries[run.signature]
         if len(samples) < _MOST_SAMPLE_RUNS and all(run.signature != sample.signature for sample in samples):
             samples.append(run)
-        if compiler is not None and run.module is not None:
-            compiler.install(run.op, run.module)
         yield run
 
 

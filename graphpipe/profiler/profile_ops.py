@@ -17,7 +17,7 @@ from graphpipe.model.halves.releasable_tensors import ReleasableTensors
 from graphpipe.model.halves.split_backward import WeightHalf, input_half
 from graphpipe.model.saved_tensors import handle_saved_tensors
 from graphpipe.profiler.effort import Effort, TimeSpan
-from graphpipe.profiler.fit_curve import fit_curve, relative_error
+from graphpipe.profiler.fitting.fit_curve import fit_curve, relative_error
 from graphpipe.profiler.op_runs import OpRun
 
 WINDOW_BYTES = 64 * 2**20

@@ -63,7 +63,8 @@ def _exchanges(graph: Graph, ring: Ring) -> RingExchanges | None:
 
 
 def _rank_row(row: OpCost, graph: Graph, ring: Ring) -> OpCost:
-    op = graph[row.op]
+    # What was measured for compiled stages does not hold: no devices share a replica of one.
+    op, row = graph[row.op], replace(row, saved=None)
     if op.shards is None:
         return row
     shards, row = op.shards, row.of_ranks(ring.degree)

@@ -8,8 +8,8 @@ from torch import Tensor, fx
 from torch.autograd.graph import GradientEdge, Node
 
 from graphpipe.model.compiled.halved_graph import HalvedGraph, halve
-from graphpipe.model.halves.current_half import Half, running_half
-from graphpipe.model.torch_private import current_backward_node
+from graphpipe.model.halves.current_half import Half, note_later_reads, running_half
+from graphpipe.model.torch_private import current_backward_node, memory_key
 
 Compiled = Callable[[list[Any]], Sequence[Any]]
 """Takes its arguments in a list, which it empties."""
@@ -42,8 +42,7 @@ class HalvedBackward:
     def __call__(self, arguments: list[Any]) -> Sequence[Tensor | None]:
         """Return a gradient for each argument of the forward; None for those that the running half does not want."""
         half, node = running_half(), current_backward_node()
-        parameters = frozenset[int]() if half is None or node is None else self._parameters(half, node)
-        if half is None or not parameters:
+        if half is None or node is None or not (parameters := self._parameters(half, node)):
             if self._whole is None:
                 self._whole = self.compile(self.module)
             return self._whole(arguments)
@@ -54,6 +53,8 @@ class HalvedBackward:
         if half.kind == "input":
             made = [*halves.input_half([*arguments])]
             setattr(node, _KEPT, made[len(made) - halves.graph.kept :])
+            later = [arguments[place] for place in halves.graph.reads]
+            note_later_reads(node, {memory_key(each) for each in later if isinstance(each, Tensor)})
             arguments.clear()
             return made[: len(made) - halves.graph.kept]
         given = [*getattr(node, _KEPT), *(arguments[place] for place in halves.graph.reads)]

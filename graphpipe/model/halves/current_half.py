@@ -3,12 +3,12 @@
 A compiled region is one operation of autograd's graph, whose code asks here which of its gradients are wanted.
 """
 
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,9 @@ class Half:
     parameter_edges: frozenset[GradientEdge]
     """The edges where gradients leave for parameters. The input half needs none of them."""
 
+
+_LATER_READS = "graphpipe_later_reads"
+"""The attribute of an operation that has the memory keys of what its weight half reads."""
 
 _running: list[Half] = []  # Autograd runs the backward of an accelerator in a thread of its own.
 
@@ -37,3 +40,13 @@ def running(half: Half) -> Generator[None]:
         yield
     finally:
         _running.pop()
+
+
+def note_later_reads(node: Node, keys: Collection[int]) -> None:
+    """Note which of the tensors that an operation saved are read again in its weight half, by their memory keys."""
+    setattr(node, _LATER_READS, frozenset(keys))
+
+
+def later_reads(node: Node) -> frozenset[int] | None:
+    """Return what `note_later_reads` has noted; None if an operation says nothing of it, and may read everything."""
+    return getattr(node, _LATER_READS, None)

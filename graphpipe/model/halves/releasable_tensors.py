@@ -1,13 +1,14 @@
 """Saved tensors that can be released between the two halves of a split backward, before their graph is freed."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from torch.autograd.graph import Node
 
+from graphpipe.model.halves.current_half import later_reads
 from graphpipe.model.saved_tensors import SavedTensor
-from graphpipe.model.torch_private import current_backward_node
+from graphpipe.model.torch_private import current_backward_node, memory_key
 
 
 @dataclass(slots=True)
@@ -54,12 +55,19 @@ class ReleasableTensors:
         reads.nodes.append(current_backward_node())
 
     def release_unless_read_by(self, nodes: Collection[Node]) -> None:
-        """Release the tensors that were read, but not by any of `nodes`. Tensors that were not read yet are kept."""
+        """Release the tensors that were read, but not by any of `nodes`. Tensors that were not read yet are kept.
+
+        Also released is what such an operation says that it will not read again, as compiled regions do. Autograd hands
+        it all that it saved, so an empty tensor takes the place.
+        """
         trial = not self.trusts(self.saved)
         for saved, reads in self._reads.items():
-            if reads.nodes and not any(node in nodes for node in reads.nodes):
+            again = [node for node in reads.nodes if node in nodes]
+            if reads.nodes and not again:
                 reads.released = True
                 saved.tensor = saved.tensor if trial else None
+            elif again and saved.tensor is not None and _is_spared(memory_key(saved.tensor), again):
+                saved.tensor = saved.tensor.new_empty(0)
             reads.nodes.clear()
 
     @property
@@ -67,3 +75,8 @@ class ReleasableTensors:
         """Bytes of the tensors' storages, each storage counted once."""
         storages = [saved.tensor.untyped_storage() for saved in self._reads if saved.tensor is not None]
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def _is_spared(key: int, nodes: Sequence[Node | None]) -> bool:
+    found = [later_reads(node) for node in nodes if node is not None]
+    return all(keys is not None and key not in keys for keys in found)

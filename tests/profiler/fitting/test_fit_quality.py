@@ -1,7 +1,7 @@
 """The worst line of a profile, and the remedy that comes with it."""
 
 from graphpipe.costs import CostTable, Curve, OpCost
-from graphpipe.profiler.fit_quality import fit_quality
+from graphpipe.profiler.fitting.fit_quality import fit_quality
 
 
 def table(errors: dict[str, float | None]) -> CostTable:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphpipe.costs.op_cost import Curve
-from graphpipe.profiler.fit_curve import fit_curve, fit_line, relative_error
+from graphpipe.profiler.fitting.fit_curve import fit_curve, fit_line, relative_error
 
 AMOUNTS = st.floats(1e-6, 1e3)
 TIMES = st.dictionaries(st.sampled_from([1, 2, 4, 8, 16]), st.floats(1e-5, 1.0), min_size=1)

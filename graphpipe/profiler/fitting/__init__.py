@@ -1,0 +1,1 @@
+"""Curves fitted to measurements, and how well they describe them."""

@@ -1,0 +1,135 @@
+"""What operators save for their backward, as autograd tells it when they run, compiled or not.
+
+    a makes u   ->   b saves u, makes v and saves w inside   ->   c saves v
+    a keeps u        b keeps w and v                              c keeps nothing
+
+Each piece of memory counts once: for the operator that makes the value in it, or else for the one that saves it. A
+graph counts so what eager operators save. Parameters, buffers and inputs of the model do not count.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+from pydantic import ConfigDict
+from torch import Tensor, nn
+
+from graphpipe.costs import SavedBytes
+from graphpipe.model.saved_tensors import SavedTensor, handle_saved_tensors
+from graphpipe.model.torch_private import memory_key
+
+Forward = Callable[[dict[str, Tensor]], Sequence[Tensor]]
+"""Takes inputs by name, and returns the values that others read, in the order of their names, and then others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedValues:
+    """What one operator saves, at some numbers of samples."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    op: str
+    inside: Mapping[int, float] = field(default_factory=dict[int, float])
+    """Bytes, by samples, of the memory that is neither of its inputs nor of the values that others read of it."""
+    made: Mapping[str, Mapping[int, float]] = field(default_factory=dict[str, Mapping[int, float]])
+    """Bytes, by samples, of the memory of each value that others read of it and that lies in no other value."""
+    within: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The value, read or made, in whose memory a value that others read of it lies."""
+    saves: frozenset[str] = frozenset()
+    """Values, read or made, that it saves."""
+
+    def joined(self, other: "SavedValues") -> "SavedValues":
+        """Return these and those of the same operator at other numbers of samples."""
+        names = dict.fromkeys([*self.made, *other.made])
+        return SavedValues(
+            op=self.op,
+            inside={**self.inside, **other.inside},
+            made={name: {**self.made.get(name, {}), **other.made.get(name, {})} for name in names},
+            within={**self.within, **other.within},
+            saves=self.saves | other.saves,
+        )
+
+
+@dataclass(slots=True)
+class _Saved:
+    # Keeps the tensors, because a memory key is unique only while its tensor is alive.
+    tensors: list[Tensor] = field(default_factory=list[Tensor])
+
+    def on_save(self, saved: SavedTensor) -> None:
+        assert saved.tensor is not None
+        self.tensors.append(saved.tensor)
+
+    def on_read(self, saved: SavedTensor) -> None:
+        """Do nothing: all that was saved is there."""
+
+
+def saved_values(
+    op: str, forward: Forward, module: nn.Module | None, sends: Sequence[str], given: Mapping[str, Tensor], samples: int
+) -> SavedValues:
+    """Return what an operator saves at one number of samples.
+
+    Args:
+        op: its name.
+        forward: runs it.
+        module: has the parameters and buffers that it uses.
+        sends: the names of the values that others read.
+        given: its inputs by name.
+        samples: their number.
+    """
+    noted = _Saved()
+    state = [] if module is None else [*module.parameters(), *module.buffers()]
+    homes = {**dict.fromkeys(map(memory_key, state), ""), **{memory_key(each): name for name, each in given.items()}}
+    with handle_saved_tensors(noted):
+        outputs = forward(dict(given))
+    made, within = dict[str, Mapping[int, float]](), dict[str, str]()
+    for name, tensor in zip(sends, outputs, strict=False):
+        if (home := homes.setdefault(memory_key(tensor), name)) == name:
+            made[name] = {samples: float(_bytes(tensor))}
+        elif home:
+            within[name] = home
+    kept = {memory_key(tensor): tensor for tensor in noted.tensors}
+    return SavedValues(
+        op=op,
+        inside={samples: float(sum(_bytes(tensor) for key, tensor in kept.items() if key not in homes))},
+        made=made,
+        within=within,
+        saves=frozenset(home for key in kept if (home := homes.get(key))),
+    )
+
+
+def saved_by_op(found: Iterable[SavedValues]) -> dict[str, SavedBytes]:
+    """Return what each operator keeps, given what all operators of a model save."""
+    found = [*found]
+    within = {name: home for each in found for name, home in each.within.items()}
+    saved = {_home(name, within) for each in found for name in each.saves}
+    kept: dict[str, SavedBytes] = {}
+    for each in found:
+        own = [sizes for name, sizes in each.made.items() if name in saved]
+        totals = {
+            samples: count + sum(sizes.get(samples, 0.0) for sizes in own) for samples, count in each.inside.items()
+        }
+        kept[each.op] = _line(totals)
+    return kept
+
+
+def _home(name: str, within: Mapping[str, str]) -> str:
+    while name in within:
+        name = within[name]
+    return name
+
+
+def _line(totals: Mapping[int, float]) -> SavedBytes:
+    # The steepest line between two sizes, so that it is below nothing that was measured.
+    points = sorted(totals.items())
+    if len(points) < 2:
+        return SavedBytes(per_sample=sum(count / samples for samples, count in points))
+    slope = max(0.0, *((more - less) / (last - first) for (first, less), (last, more) in pairwise(points)))
+    return SavedBytes(
+        per_sample=slope, per_forward=max(0.0, *(round(count - slope * samples, 3) for samples, count in points))
+    )
+
+
+def _bytes(tensor: Tensor) -> int:
+    strided = tensor.layout is torch.strided
+    return tensor.untyped_storage().nbytes() if strided else tensor.numel() * tensor.element_size()
