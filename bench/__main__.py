@@ -39,6 +39,7 @@ MODULES = {
     "loads": "running.predicted.loads",
     "resting": "running.predicted.resting",
     "compiled": "running.compiled",
+    "compiled-memory": "running.memory.compiled_memory",
     "compiled-gradients": "families.compiled_gradients",
     "lengths": "running.lengths",
     "rehearsal": "running.predicted.rehearsal",

@@ -170,6 +170,21 @@ def test_a_module_whose_operations_run_eagerly_is_named() -> None:
         assert running.step(X, LABELS) > 0
 
 
+@needs_compiler
+@pytest.mark.parametrize(
+    ("make", "where"), [(in_place, "module '0'"), (wrapped, "module '2._orig_mod'"), (whole, "model")]
+)
+def test_what_the_user_has_compiled_is_named_where_it_cannot_be(make: Callable[..., nn.Module], where: str) -> None:
+    """The message named the option `compile`, which nobody had given."""
+    graph = gp.capture(make(), X)
+    stage = gp.HandStage(ops=("*",), devices=(0, 1), micro_batch=4, state="all")
+    plan = gp.hand_plan(graph, gp.estimate(graph, CLUSTER), CLUSTER, batch_size=8, stages=[stage])
+    message = f"{where}: is compiled by torch.compile, and cannot be in stage 's0': engine 'fsdp2' shards its weights"
+    with pytest.raises(InvalidInput, match=message) as caught:
+        pipeline(plan, make())
+    assert caught.value.remedy == "Give it as it was before torch.compile, or plan without sharded weights."
+
+
 def test_names_are_those_of_the_users_model() -> None:
     graph = gp.capture(wrapped(), X)
     assert [op.name for op in graph.ops] == ["0", "1", "2._orig_mod", "3"]

@@ -8,7 +8,7 @@ from torch import Tensor, fx
 from torch.autograd.graph import GradientEdge, Node
 
 from graphpipe.model.compiled.halved_graph import HalvedGraph, halve
-from graphpipe.model.halves.current_half import Half, note_later_reads, running_half
+from graphpipe.model.halves.current_half import Half, running_half
 from graphpipe.model.torch_private import current_backward_node, memory_key
 
 Compiled = Callable[[list[Any]], Sequence[Any]]
@@ -54,7 +54,7 @@ class HalvedBackward:
             made = [*halves.input_half([*arguments])]
             setattr(node, _KEPT, made[len(made) - halves.graph.kept :])
             later = [arguments[place] for place in halves.graph.reads]
-            note_later_reads(node, {memory_key(each) for each in later if isinstance(each, Tensor)})
+            half.spare(node, {memory_key(each) for each in later if isinstance(each, Tensor)})
             arguments.clear()
             return made[: len(made) - halves.graph.kept]
         given = [*getattr(node, _KEPT), *(arguments[place] for place in halves.graph.reads)]

@@ -8,7 +8,7 @@ mlp.compile(), cut into operations      call linears and functions          the 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import fx, nn
 
@@ -66,7 +66,7 @@ def _owners(model: nn.Module) -> dict[int, _Owner]:
     owners: dict[int, _Owner] = {}
     for path, module in model.named_modules():  # outer ones first
         if compiled_form(module) in ("wrapper", "in place") and id(module) not in owners:
-            owner = owners[id(module)] = _Owner(path, wrapped(module), compilation_of(module))
+            owner = owners[id(module)] = _Owner(path, wrapped(module), replace(compilation_of(module), path=path))
             for inner in owner.module.modules():
                 owners.setdefault(id(inner), owner)
     return owners

@@ -34,6 +34,8 @@ class Compilation:
     """Settings of inductor, also those that its mode stands for."""
     dynamic: bool | None = None
     """Whether sizes are variable. None: those that change are."""
+    path: str = ""
+    """The name in the user's model of the module that the user has compiled; empty for the whole model."""
 
     @property
     def key(self) -> tuple[object, ...]:

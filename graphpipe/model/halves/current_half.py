@@ -3,9 +3,9 @@
 A compiled region is one operation of autograd's graph, whose code asks here which of its gradients are wanted.
 """
 
-from collections.abc import Collection, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from torch.autograd.graph import GradientEdge, Node
@@ -19,10 +19,9 @@ class Half:
     """Whether gradients of received values are wanted, or those that lead only to parameters."""
     parameter_edges: frozenset[GradientEdge]
     """The edges where gradients leave for parameters. The input half needs none of them."""
+    spare: Callable[[Node, Collection[int]], object] = field(default=lambda node, keys: None)
+    """Takes an operation that has read what it saved, and the memory keys of what it will read in its weight half."""
 
-
-_LATER_READS = "graphpipe_later_reads"
-"""The attribute of an operation that has the memory keys of what its weight half reads."""
 
 _running: list[Half] = []  # Autograd runs the backward of an accelerator in a thread of its own.
 
@@ -40,13 +39,3 @@ def running(half: Half) -> Generator[None]:
         yield
     finally:
         _running.pop()
-
-
-def note_later_reads(node: Node, keys: Collection[int]) -> None:
-    """Note which of the tensors that an operation saved are read again in its weight half, by their memory keys."""
-    setattr(node, _LATER_READS, frozenset(keys))
-
-
-def later_reads(node: Node) -> frozenset[int] | None:
-    """Return what `note_later_reads` has noted; None if an operation says nothing of it, and may read everything."""
-    return getattr(node, _LATER_READS, None)

@@ -1,12 +1,11 @@
 """Saved tensors that can be released between the two halves of a split backward, before their graph is freed."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from torch.autograd.graph import Node
 
-from graphpipe.model.halves.current_half import later_reads
 from graphpipe.model.saved_tensors import SavedTensor
 from graphpipe.model.torch_private import current_backward_node, memory_key
 
@@ -20,6 +19,10 @@ class _Reads:
 
 def _new_reads() -> WeakKeyDictionary[SavedTensor, _Reads]:
     return WeakKeyDictionary()
+
+
+def _nothing() -> tuple[None, list[SavedTensor]]:
+    return None, []
 
 
 @dataclass(slots=True)
@@ -40,7 +43,10 @@ class ReleasableTensors:
     """Number of tensors saved."""
     mistaken: bool = False
     """Whether a tensor was read after its release, or after the point where only the trial kept it."""
+    _spared: set[Node] = field(default_factory=set[Node])
     _reads: WeakKeyDictionary[SavedTensor, _Reads] = field(default_factory=_new_reads)
+    _last: tuple[Node | None, list[SavedTensor]] = field(default_factory=_nothing)
+    """The operation that has read last, and what it has read."""
 
     def on_save(self, saved: SavedTensor) -> None:
         """Keep track of a tensor."""
@@ -52,31 +58,49 @@ class ReleasableTensors:
         assert saved.tensor is not None, "the weight half reads a tensor that was released after the input half"
         reads = self._reads[saved]
         self.mistaken |= reads.released
-        reads.nodes.append(current_backward_node())
+        node = current_backward_node()
+        reads.nodes.append(node)
+        if node != self._last[0]:
+            self._last = node, []
+        self._last[1].append(saved)
 
     def release_unless_read_by(self, nodes: Collection[Node]) -> None:
-        """Release the tensors that were read, but not by any of `nodes`. Tensors that were not read yet are kept.
-
-        Also released is what such an operation says that it will not read again, as compiled regions do. Autograd hands
-        it all that it saved, so an empty tensor takes the place.
-        """
+        """Release the tensors that were read, but not by any of `nodes`. Tensors that were not read yet are kept."""
         trial = not self.trusts(self.saved)
         for saved, reads in self._reads.items():
-            again = [node for node in reads.nodes if node in nodes]
-            if reads.nodes and not again:
+            if reads.nodes and not any(node in nodes for node in reads.nodes):
                 reads.released = True
                 saved.tensor = saved.tensor if trial else None
-            elif again and saved.tensor is not None and _is_spared(memory_key(saved.tensor), again):
-                saved.tensor = saved.tensor.new_empty(0)
             reads.nodes.clear()
+        self._last = _nothing()
+
+    def spare(self, node: Node, keys: Collection[int]) -> None:
+        """Release what an operation has just read, and says that it will not read again, as compiled regions do.
+
+        Autograd hands it all that it saved in the weight half too, so an empty tensor takes the place.
+
+        Args:
+            node: the operation.
+            keys: the memory keys of what it will read again.
+        """
+        reader, found = self._last
+        held = [(saved, saved.tensor) for saved in found if saved.tensor is not None and reader == node]
+        if {*keys} <= {memory_key(tensor) for _, tensor in held}:
+            self._spared.add(node)
+        for saved, tensor in held:
+            if memory_key(tensor) not in keys:
+                saved.tensor = tensor.new_empty(0)
+
+    def take_spared(self) -> set[Node]:
+        """Return the operations of which the weight half reads only saved tensors, and not the gradients that arrive.
+
+        They are forgotten here, because they refer to what refers to these tensors.
+        """
+        spared, self._spared = self._spared, set()
+        return spared
 
     @property
     def nbytes(self) -> int:
         """Bytes of the tensors' storages, each storage counted once."""
         storages = [saved.tensor.untyped_storage() for saved in self._reads if saved.tensor is not None]
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-
-def _is_spared(key: int, nodes: Sequence[Node | None]) -> bool:
-    found = [later_reads(node) for node in nodes if node is not None]
-    return all(keys is not None and key not in keys for keys in found)

@@ -4,7 +4,7 @@ Qi et al., Zero Bubble Pipeline Parallelism (ICLR 2024), section 2: earlier stag
 the weight half (W) can fill a bubble.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -102,14 +102,14 @@ def input_half(
     if inside:
         needed = [*dict.fromkeys(edge for node in leaving for edge in arrivals[node])]
         inner_edges, inner_gradients = [edges[n] for n in inside], [gradients[n] for n in inside]
-        with running(Half("input", frozenset(edge for outward in leaving.values() for edge in outward))):
+        with running(Half("input", frozenset(edge for outward in leaving.values() for edge in outward), saved.spare)):
             computed = _gradients(inner_edges, inner_gradients, [*leaves, *needed], again=True)
         for leaf, gradient in zip(received, computed, strict=False):
             leaf.grad = gradient
         arrived = dict(zip(needed, computed[len(leaves) :], strict=True))
         saved.release_unless_read_by(leaving.keys())
     return WeightHalf(
-        repeated=_repeated(leaving, arrivals, arrived),
+        repeated=_repeated(leaving, arrivals, arrived, saved.take_spared()),
         roots=[edges[n] for n in outside],
         gradients=[gradients[n] for n in outside],
         saved_tensors=saved,
@@ -117,11 +117,16 @@ def input_half(
 
 
 def _repeated(
-    leaving: dict[Node, Edges], arrivals: dict[Node, Edges], arrived: dict[GradientEdge, Tensor | None]
+    leaving: dict[Node, Edges],
+    arrivals: dict[Node, Edges],
+    arrived: dict[GradientEdge, Tensor | None],
+    spared: Collection[Node],
 ) -> list[RepeatedOperation]:
     operations: list[RepeatedOperation] = []
     for node, edges in leaving.items():
         there = {edge: gradient for edge in arrivals[node] if (gradient := arrived[edge]) is not None}
+        if node in spared:
+            there = {edge: gradient.new_zeros(()).expand_as(gradient) for edge, gradient in there.items()}
         if there:
             operations.append(
                 RepeatedOperation(arrivals=tuple(there), gradients=tuple(there.values()), parameter_edges=edges)

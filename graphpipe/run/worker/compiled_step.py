@@ -9,6 +9,7 @@ from graphpipe.errors import InvalidInput
 from graphpipe.model.backends.inductor import INDUCTOR
 from graphpipe.model.compiled.own_compilations import Regions
 from graphpipe.model.compiled.stage_compiler import StageCompiler
+from graphpipe.model.compiled.torch_compiler import Compilation
 from graphpipe.plans import Plan
 from graphpipe.run.stage.mini_batch import MiniBatch
 from graphpipe.run.weights.registry import find_sync
@@ -40,11 +41,11 @@ def compiler_for(
     if not (every or own):
         return None
     for name in split:
-        other = next((each.name for each in own.get(name, {}).values() if each.backend is not None), "")
-        if other:
+        other = next((each for each in own.get(name, {}).values() if each.backend is not None), None)
+        if other is not None:
             raise InvalidInput(
-                f"stage '{name}' has a module that is compiled by the backend '{other}', whose backward has no halves",
-                where="model",
+                f"is compiled by the backend '{other.name}', whose backward has no halves as stage '{name}' needs",
+                where=_module(other),
                 remedy="Compile it by inductor, or plan with a schedule of whole backwards, such as 1f1b.",
             )
     if missing := INDUCTOR.missing():
@@ -52,18 +53,24 @@ def compiler_for(
     for stage, engine in zip(plan.stages, syncs.names, strict=True):
         if not every and stage.name not in own:
             continue
-        problem = ""
         if stage.tensor > 1:
-            problem = f"{stage.tensor} devices share each of its replicas"
+            problem, otherwise = f"{stage.tensor} devices share each of its replicas", "tensor parallelism"
         elif stage.degree > 1 and find_sync(engine).traits.shards_parameters:
-            problem = f"engine '{engine}' shards its weights"
-        if problem:
-            raise InvalidInput(
-                f"stage '{stage.name}' cannot be compiled: {problem}",
-                where="compile",
-                remedy="Leave out compile, or plan without tensor parallelism and sharded weights.",
-            )
+            problem, otherwise = f"engine '{engine}' shards its weights", "sharded weights"
+        else:
+            continue
+        if every:
+            what, where, remedy = f"stage '{stage.name}' cannot be compiled: {problem}", "compile", "Leave out compile"
+        else:
+            what = f"is compiled by torch.compile, and cannot be in stage '{stage.name}': {problem}"
+            where = _module(next(iter(own[stage.name].values())))
+            remedy = "Give it as it was before torch.compile"
+        raise InvalidInput(what, where=where, remedy=f"{remedy}, or plan without {otherwise}.")
     return StageCompiler(every=every, own=own)
+
+
+def _module(asked: Compilation) -> str:
+    return f"module '{asked.path}'" if asked.path else "model"
 
 
 def compiling(compiler: StageCompiler | None, worker: StageWorker, first: MiniBatch) -> AbstractContextManager[None]:
