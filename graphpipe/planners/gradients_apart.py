@@ -15,12 +15,11 @@ from math import inf
 from operator import itemgetter
 from typing import Literal
 
-from graphpipe.errors import Infeasible, InvalidInput
+from graphpipe.errors import Infeasible
 from graphpipe.plans import Plan
 from graphpipe.schedule.gradient_tasks.layer_tasks import LayerTask, LayerTasks
 from graphpipe.schedule.gradient_tasks.rounds import Rounds
 from graphpipe.schedule.gradient_tasks.verify_rounds import verify_rounds
-from graphpipe.simulator.critical_path import overlaps
 from graphpipe.simulator.round_seconds import round_seconds
 
 _LEAST_GAIN = 1e-9
@@ -39,12 +38,9 @@ def place_gradients(plan: Plan, weights: Literal["flush", "stash"] = "stash") ->
 
     Raises:
         Infeasible: no placement fits in memory.
-        InvalidInput: the plan does not train, or its devices cannot compute while messages move.
+        InvalidInput: the plan does not train.
     """
     plan.require_training()
-    if not overlaps(plan.cluster):
-        what = "devices share cores, or cannot compute while messages move, so rounds cannot be simulated"
-        raise InvalidInput(what, where="cluster", remedy="Choose a cluster whose devices overlap messages.")
     placements = [*_candidates(plan, weights)]
     fitting = [each for each in placements if _lacking(each) <= 0]
     if not fitting:

@@ -2,11 +2,13 @@
 
 from itertools import product
 from random import Random
+from typing import Any
 
 import pytest
 from builders import Part, make_plan
 
 from bench.published.layerpipe import PROCESSORS, PUBLISHED, chain_plan, ratios, resnet, vgg
+from graphpipe.cluster import Link
 from graphpipe.planners.gradients_apart import exchanged, layers_of, longest_first, own_devices, place_gradients
 from graphpipe.plans import Plan
 from graphpipe.schedule.gradient_tasks.layer_tasks import LayerTask, LayerTasks
@@ -115,3 +117,23 @@ def test_memory_of_rounds_by_hand() -> None:
     # W what I keeps for it.
     assert rounds.memory_bytes(0) == 4 * 4 + 4 * 4 + 2 * 4 + 4
     assert rounds.sent_bytes() == {(0, 1): 4.0, (1, 2): 4.0, (1, 0): 4.0, (2, 1): 4.0}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "message", "expected"),
+    [
+        ({}, 0.5, 3.0),  # the three tasks of the second layer
+        ({"cores_per_node": 1}, 0.0, 6.0),  # those and the three of the first layer, one after the other
+        ({"overlap": False}, 0.5, 4.0),  # those of the second layer, a value of 0.5 s and a gradient of 0.5 s
+        ({"link": Link(latency_seconds=0.0, bandwidth_bytes_per_second=1.0, processor_seconds=0.25)}, 0.5, 3.5),
+    ],
+)
+def test_devices_that_share_cores_or_wait_for_messages_take_longer(
+    cluster: dict[str, Any], message: float, expected: float
+) -> None:
+    """Such clusters, `local:N` among them, were refused, because rounds were simulated without either."""
+    plan = make_plan([Part(), Part()], [(0, 1, message)], batch_size=1, **cluster)
+    work = LayerTasks.of(plan.cost_model, (("s0",), ("s1",)), 1, 1)
+    rounds = Rounds(work=work, device_of={task: task.layer for task in work.tasks}, plan=plan)
+    assert round_seconds(rounds) == pytest.approx(expected)
+    assert place_gradients(plan).seconds(0) <= expected
