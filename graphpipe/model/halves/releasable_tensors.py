@@ -6,6 +6,7 @@ from weakref import WeakKeyDictionary
 
 from torch.autograd.graph import Node
 
+from graphpipe.model.halves.current_half import running_half
 from graphpipe.model.saved_tensors import SavedTensor
 from graphpipe.model.torch_private import current_backward_node, memory_key
 
@@ -46,7 +47,7 @@ class ReleasableTensors:
     _spared: set[Node] = field(default_factory=set[Node])
     _reads: WeakKeyDictionary[SavedTensor, _Reads] = field(default_factory=_new_reads)
     _last: tuple[Node | None, list[SavedTensor]] = field(default_factory=_nothing)
-    """The operation that has read last, and what it has read."""
+    """The operation that has read last in the input half, and what it has read."""
 
     def on_save(self, saved: SavedTensor) -> None:
         """Keep track of a tensor."""
@@ -60,9 +61,10 @@ class ReleasableTensors:
         self.mistaken |= reads.released
         node = current_backward_node()
         reads.nodes.append(node)
-        if node != self._last[0]:
-            self._last = node, []
-        self._last[1].append(saved)
+        if (half := running_half()) is not None and half.kind == "input":
+            if node != self._last[0]:
+                self._last = node, []
+            self._last[1].append(saved)
 
     def release_unless_read_by(self, nodes: Collection[Node]) -> None:
         """Release the tensors that were read, but not by any of `nodes`. Tensors that were not read yet are kept."""

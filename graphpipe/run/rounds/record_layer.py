@@ -1,13 +1,15 @@
 """Records the backward of a layer from zeros, and compares it once with the backward of a real forward."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from graphpipe.errors import InvalidInput
+from graphpipe.model.halves.differing_operation import other_gradient, other_operation
 from graphpipe.model.halves.recorded_backward import RecordedBackward, SavedInOrder, outputs_among
 from graphpipe.model.halves.saved_layouts import saved_layouts
 from graphpipe.model.saved_tensors import handle_saved_tensors
@@ -96,7 +98,7 @@ def kept_by(layer: LayerCopy, handler: SavedInOrder, roots: Mapping[str, Tensor]
     tensors = [each.tensor for each in handler.alive() if each.tensor is not None]
     same = saved_layouts(tensors, layer.parameters) == layer.recorded.layouts
     if not same or outputs_among(tensors, roots) != layer.recorded.outputs:
-        raise other_backward(layer)
+        raise other_backward(layer, _other_forward(layer.recorded, roots, len(tensors)))
     if handler.overwritten():
         what = "its forward overwrites a value that its backward reads"
         raise InvalidInput(what, where=f"layer '{layer.name}'", remedy="Leave out the operation in place.")
@@ -120,13 +122,22 @@ def compare(
     wanted = [*leaves, *trained]
     if not wanted or not roots:
         return
-    expected = torch.autograd.grad([*roots.values()], wanted, [*ones.values()], allow_unused=True)
+
+    def real() -> Sequence[Tensor | None]:
+        return torch.autograd.grad([*roots.values()], wanted, [*ones.values()], retain_graph=True, allow_unused=True)
+
+    expected = real()
     module, parameters = layer.replica.module, [parameter.data for parameter in layer.parameters]
-    with _other_values(module):
-        found, carried = recorded.first_half(ones, kept, parameters)
-        weights = recorded.gradients_of(trained, carried, recorded.for_weights(kept, parameters))
-    if not all(map(_equal, expected, (*found.values(), *weights))):
-        raise other_backward(layer)
+
+    def brought() -> Sequence[Tensor | None]:
+        with _other_values(module):
+            found, carried = recorded.first_half(ones, kept, parameters)
+            return *found.values(), *recorded.gradients_of(trained, carried, recorded.for_weights(kept, parameters))
+
+    if not all(map(_equal, expected, brought())):
+        edges = [get_gradient_edge(root) for root in roots.values()]
+        name = other_gradient(edges, [recorded.roots[each] for each in roots], real, brought)
+        raise other_backward(layer, name and f"{name} returns another gradient")
 
 
 @contextmanager
@@ -142,11 +153,25 @@ def _other_values(module: nn.Module) -> Generator[None]:
             tensor.data = memory
 
 
-def other_backward(layer: LayerCopy) -> InvalidInput:
-    """Return the error of a layer whose backward is not that which was recorded."""
+def _other_forward(recorded: RecordedBackward[Received], roots: Mapping[str, Tensor], count: int) -> str:
+    if roots.keys() != recorded.roots.keys():
+        return "other outputs have a gradient than in the first forward"
+    edges = [get_gradient_edge(root) for root in roots.values()]
+    if operation := other_operation([recorded.roots[name] for name in roots], edges):
+        return f"{operation} in the first forward"
+    return f"{count} tensors were saved, and {len(recorded.saved)} in the first forward, or others"
+
+
+def other_backward(layer: LayerCopy, found: str = "") -> InvalidInput:
+    """Return the error of a layer whose backward is not that which was recorded.
+
+    Args:
+        layer: whose backward it is.
+        found: in what they differ; empty if it is not known.
+    """
     return InvalidInput(
         "its backward depends on more than the tensors that its forward saves: a number that changes, a branch, or a "
-        "region that is computed again",
+        f"region that is computed again{f' ({found})' if found else ''}",
         where=f"layer '{layer.name}'",
         remedy=_REMEDY,
     )

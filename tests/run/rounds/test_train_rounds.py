@@ -131,7 +131,7 @@ def test_a_number_that_changes_from_step_to_step_is_refused() -> None:
     with Pipeline(rounds_of("chain", 3, "flush"), model_of("chain"), lambda *x: loss_fn(*x) * factor[0]) as pipeline:
         pipeline.step(*batch_of(0))
         factor[0] = 0.5
-        with pytest.raises(InvalidInput, match="a number that changes"):
+        with pytest.raises(InvalidInput, match=r"a number that changes.* \(MulBackward0 returns another gradient\)"):
             pipeline.step(*batch_of(1))
 
 
@@ -187,7 +187,7 @@ def drawn(module: Any, x: Tensor) -> Tensor:
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "function": (lambda: Wrap(lambda m, x: Scaled.apply(m.layer(x), 2.0), layer=nn.Linear(6, 6)), "Scaled"),
-    "number": (lambda: Wrap(drawn, layer=nn.Linear(6, 6)), "a number that changes"),
+    "number": (lambda: Wrap(drawn, layer=nn.Linear(6, 6)), "a number that changes.*MulBackward0"),
     "checkpoint": (lambda: model_of("checkpointed").get_submodule("b"), "computed again"),
 }
 
