@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from graphpipe.costs import OpCost, Temporaries
+from graphpipe.costs import OpCost, SavedBytes, Temporaries
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.plans.stage import PlanFields, Stage
 from graphpipe.plans.verify_ranks import of_rank, replica_of
@@ -279,18 +279,18 @@ def _rows(plan: PlanFields, op: str) -> list[OpCost]:
 def _saved_bytes(plan: PlanFields, op: str) -> float:
     """Return the bytes per sample that an operator, and a loss after it, keep for the backward."""
     loss = max((held.loss_bytes_per_sample for held in _temporaries(plan, op)), default=0.0)
-    kept = (
-        row.saved.per_sample if row.saved else plan.graph[op].work.saved_bytes_per_sample for row in _rows(plan, op)
-    )
-    return (max(kept) + loss) * _most_load(plan, op)
+    kept = max(_measured(plan, op, row).per_sample for row in _rows(plan, op))
+    return (kept + loss) * _most_load(plan, op)
 
 
 def _saved_with_casts(plan: PlanFields, op: str, replica: float) -> float:
     """Return the same with what each forward keeps once, such as copies of weights, shared out over its samples."""
-    once = (
-        row.saved.per_forward if row.saved else plan.graph[op].work.saved_bytes_per_forward for row in _rows(plan, op)
-    )
-    return _saved_bytes(plan, op) + max(once) / replica
+    return _saved_bytes(plan, op) + max(_measured(plan, op, row).per_forward for row in _rows(plan, op)) / replica
+
+
+def _measured(plan: PlanFields, op: str, row: OpCost) -> SavedBytes:
+    work = plan.graph[op].work
+    return row.saved or SavedBytes(per_sample=work.saved_bytes_per_sample, per_forward=work.saved_bytes_per_forward)
 
 
 def _most_load(plan: PlanFields, op: str) -> float:
@@ -317,12 +317,7 @@ def _temporary_bytes(plan: PlanFields, inside: set[str], samples: float) -> floa
 
 
 def _kept_bytes(
-    plan: PlanFields,
-    op: str,
-    inside: set[str],
-    replica: float,
-    recompute: tuple[str, ...],
-    offload: tuple[str, ...],
+    plan: PlanFields, op: str, inside: set[str], replica: float, recompute: tuple[str, ...], offload: tuple[str, ...]
 ) -> float:
     """Return the bytes per sample that an operator keeps in a stage that recomputes or offloads some submodules."""
     saved, home = _saved_bytes(plan, op), submodule(op, recompute)

@@ -10,7 +10,7 @@ from torch import nn
 
 import graphpipe as gp
 from bench.running.compiled import Pointwise
-from graphpipe.costs import CostTable
+from graphpipe.costs import CostTable, SavedBytes
 from graphpipe.model.backends.inductor import INDUCTOR
 from graphpipe.model.compiled.stage_compiler import StageCompiler
 from graphpipe.profiler import profile as profiling
@@ -45,5 +45,8 @@ def test_layers_are_measured_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert not used.failed
     assert set(used.compilations) == {"Pointwise"}  # the linear layer is no region of its own
     assert costs.rows[0].forward(8) < eager.rows[0].forward(8)
+    assert costs.rows[0].saved is not None
+    assert costs.rows[0].saved.per_sample < 0.5 * graph.ops[0].work.saved_bytes_per_sample
+    assert costs.rows[2].saved == SavedBytes(per_sample=0.0)  # nothing of its own: its input counts for what made it
     assert measured(compiled=False).rows == eager.rows  # from the cache
     assert measured(compiled=True).rows == costs.rows

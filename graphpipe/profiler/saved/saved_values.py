@@ -10,6 +10,7 @@ graph counts so what eager operators save. Parameters, buffers and inputs of the
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from weakref import WeakSet
 
 import torch
 from pydantic import ConfigDict
@@ -53,12 +54,11 @@ class SavedValues:
 
 @dataclass(slots=True)
 class _Saved:
-    # Keeps the tensors, because a memory key is unique only while its tensor is alive.
-    tensors: list[Tensor] = field(default_factory=list[Tensor])
+    # Of these, what a graph still refers to when the forward has ended is kept.
+    seen: WeakSet[SavedTensor] = field(default_factory=WeakSet[SavedTensor])
 
     def on_save(self, saved: SavedTensor) -> None:
-        assert saved.tensor is not None
-        self.tensors.append(saved.tensor)
+        self.seen.add(saved)
 
     def on_read(self, saved: SavedTensor) -> None:
         """Do nothing: all that was saved is there."""
@@ -88,7 +88,7 @@ def saved_values(
             made[name] = {samples: float(_bytes(tensor))}
         elif home:
             within[name] = home
-    kept = {memory_key(tensor): tensor for tensor in noted.tensors}
+    kept = {memory_key(saved.tensor): saved.tensor for saved in noted.seen if saved.tensor is not None}
     return SavedValues(
         op=op,
         inside={samples: float(sum(_bytes(tensor) for key, tensor in kept.items() if key not in homes))},

@@ -18,11 +18,13 @@ from torch.utils.checkpoint import checkpoint
 
 from graphpipe.errors import InvalidInput
 from graphpipe.model import DagModule
+from graphpipe.model.halves.current_half import running_half
 from graphpipe.model.halves.releasable_tensors import ReleasableTensors
 from graphpipe.model.halves.split_backward import WeightHalf, input_half
 from graphpipe.model.saved_tensors import handle_saved_tensors
 from graphpipe.model.split.autograd_graph import autograd_graph
 from graphpipe.model.split.whole_backwards import whole_backwards
+from graphpipe.model.torch_private import current_backward_node, memory_key
 from graphpipe.planning.backwards import choose_backwards
 from graphpipe.report.tables.plan_table import plan_table
 from graphpipe.run import Pipeline, PipelineOptions
@@ -137,6 +139,47 @@ def test_tensors_that_only_the_input_half_reads_are_freed_after_it() -> None:
     assert saved.nbytes == full - before_gelu
     half.run()
     assert saved.nbytes == 0
+
+
+class CompiledFunction(torch.autograd.Function):
+    """Saves and reads as a compiled region: the weight half needs one of two saved tensors, and what it was left."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, x.exp(), weight)
+        return x.exp() @ weight
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, exp, weight = ctx.saved_tensors
+        half, node = running_half(), current_backward_node()
+        assert half is not None
+        assert node is not None
+        if half.kind == "weight":
+            assert not x.numel()
+            return None, exp.T @ ctx.left
+        ctx.left = gradients[0].clone()
+        half.spare(node, {memory_key(exp)})
+        return x.exp() * (gradients[0] @ weight.T), None
+
+
+def test_what_a_compiled_region_will_not_read_again_is_freed_when_it_has_run() -> None:
+    """All that it had saved was held until its weight half, beside what its input half left, and the gradients."""
+    x, weight = torch.randn(4, 8, requires_grad=True), nn.Parameter(torch.randn(8, 2))
+    saved = ReleasableTensors(TRUSTED)
+    with handle_saved_tensors(saved):
+        root = cast("Tensor", CompiledFunction.apply(x.tanh(), weight))
+    exp, gradient = x.detach().tanh().exp(), torch.randn(4, 2)
+    half = input_half([root], [gradient], [x], saved, check=True)
+    assert saved.nbytes == exp.nbytes
+    (repeated,) = half.repeated
+    assert repeated.gradients[0].untyped_storage().nbytes() == 4  # only its shape is needed
+    half.run()
+    assert saved.nbytes == 0
+    assert weight.grad is not None
+    assert x.grad is not None
+    torch.testing.assert_close(weight.grad, exp.T @ gradient)
+    torch.testing.assert_close(x.grad, exp * (gradient @ weight.T).detach() * (1 - x.detach().tanh() ** 2))
 
 
 def test_a_split_that_misses_a_parameter_is_an_error() -> None:
