@@ -171,9 +171,7 @@ def test_a_module_whose_operations_run_eagerly_is_named() -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    ("make", "where"), [(in_place, "module '0'"), (wrapped, "module '2'"), (whole, "model")]
-)
+@pytest.mark.parametrize(("make", "where"), [(in_place, "module '0'"), (wrapped, "module '2'"), (whole, "model")])
 def test_what_the_user_has_compiled_is_named_where_it_cannot_be(make: Callable[..., nn.Module], where: str) -> None:
     """The message named the option `compile`, which nobody had given."""
     graph = gp.capture(make(), X)
