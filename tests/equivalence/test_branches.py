@@ -101,8 +101,8 @@ def by_class(outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.stack([losses[targets == each].mean() for each in targets.unique()]).mean()
 
 
-def test_a_mean_over_classes_is_found_in_micro_batches_of_one() -> None:
-    """Of two samples it is the mean over samples, and no more were trained."""
+def test_a_mean_over_classes_is_refused_in_micro_batches_of_one() -> None:
+    """Of two samples it is the mean over samples. A third one, of the class of the first, shows that it is not."""
     plan, model = subject(lambda x: True, 1)
-    found = gp.check(plan, model, by_class, samples(), torch.tensor([0, 0, 0, 1] * 3))
-    assert found.level == "micro-batches"
+    with pytest.raises(gp.InvalidInput, match="the loss of 3 samples is not the mean"):
+        gp.check(plan, model, by_class, samples(), torch.tensor([0, 0, 0, 1] * 3))
