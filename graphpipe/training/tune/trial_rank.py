@@ -1,6 +1,7 @@
 """What each rank does in a round of trials: it builds a pipeline of each plan, and trains a few steps."""
 
 import json
+import math
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,9 @@ from graphpipe.training.tune.tuned_model import TunedModelName, load_tuned_model
 
 WARM_UP = 1
 """Steps before the measured ones. The first one builds what later ones use again, such as the optimizer's state."""
+LEAST_SECONDS = 0.5
+"""A measured step is the mean of as many as take so long. On shared processors, steps of 30 ms that follow each other
+take 24 ms at one time and 41 ms at another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +48,7 @@ class TrialRound:
     subject: TunedModelName
     plans: tuple[PlanFiles, ...]
     steps: int
-    """Measured steps of each plan."""
+    """Measured steps of each plan. Each is the mean of several if one is short."""
     seconds: float
     """After these, no other plan is begun."""
 
@@ -68,10 +72,10 @@ def run_round(path: str) -> None:
         with Pipeline(plan, subject.module, subject.loss_fn, subject.optimizer, options=options) as pipeline:
             _train(pipeline, subject.batch, WARM_UP)
             pipeline.recording = True
-            traces = _train(pipeline, subject.batch, trials.steps)
+            traces, seconds = _measure(pipeline, subject.batch, trials.steps)
             over = any(pipeline.world.exchange(time.monotonic() - start > trials.seconds))
             if pipeline.world.rank == 0:
-                _write(files, traces, trials.steps)
+                _write(files, traces, seconds)
         if over:
             return
 
@@ -87,10 +91,24 @@ def _train(pipeline: Pipeline, batch: Batch, steps: int) -> list[Trace]:
     return traces
 
 
-def _write(files: PlanFiles, traces: list[Trace], steps: int) -> None:
+def _measure(pipeline: Pipeline, batch: Batch, steps: int) -> tuple[list[Trace], list[float]]:
+    # All ranks agree how many follow each first one.
+    traces: list[Trace] = []
+    seconds: list[float] = []
+    for _ in range(1 if pipeline.plan.weights != "flush" else steps):
+        count = 1 if pipeline.plan.weights == "flush" else steps
+        found = _train(pipeline, batch, count)
+        longest = max(pipeline.world.exchange(sum(each.step_seconds for each in found)))
+        if (more := math.ceil(count * LEAST_SECONDS / longest) - count) > 0:
+            found += _train(pipeline, batch, more)
+        traces += found
+        seconds.append(sum(each.step_seconds for each in found) / max(count, count + more))
+    return traces, seconds
+
+
+def _write(files: PlanFiles, traces: list[Trace], seconds: list[float]) -> None:
     median_trace(traces).save(files.trace)
     # Last, because a plan whose steps are written has run.
-    seconds = [trace.step_seconds * len(traces) / steps for trace in traces]
     write_text(Path(files.steps), json.dumps(seconds) + "\n")
 
 
