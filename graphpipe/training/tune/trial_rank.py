@@ -72,7 +72,7 @@ def run_round(path: str) -> None:
         with Pipeline(plan, subject.module, subject.loss_fn, subject.optimizer, options=options) as pipeline:
             _train(pipeline, subject.batch, WARM_UP)
             pipeline.recording = True
-            traces, seconds = _measure(pipeline, subject.batch, trials.steps)
+            traces, seconds = measured_steps(pipeline, subject.batch, trials.steps)
             over = any(pipeline.world.exchange(time.monotonic() - start > trials.seconds))
             if pipeline.world.rank == 0:
                 _write(files, traces, seconds)
@@ -91,18 +91,26 @@ def _train(pipeline: Pipeline, batch: Batch, steps: int) -> list[Trace]:
     return traces
 
 
-def _measure(pipeline: Pipeline, batch: Batch, steps: int) -> tuple[list[Trace], list[float]]:
-    # All ranks agree how many follow each first one.
+def measured_steps(pipeline: Pipeline, batch: Batch, steps: int) -> tuple[list[Trace], list[float]]:
+    """Return the traces of all steps that ran, and the seconds of each measured step. All ranks call this.
+
+    Args:
+        pipeline: that records.
+        batch: of each step.
+        steps: to be measured. Each is the mean of as many as take `LEAST_SECONDS`. Without a flush, all together count
+            as one.
+    """
     traces: list[Trace] = []
     seconds: list[float] = []
-    for _ in range(1 if pipeline.plan.weights != "flush" else steps):
-        count = 1 if pipeline.plan.weights == "flush" else steps
-        found = _train(pipeline, batch, count)
+    together = 1 if pipeline.plan.weights == "flush" else steps
+    for _ in range(steps // together):
+        found = _train(pipeline, batch, together)
+        # All ranks agree how many follow.
         longest = max(pipeline.world.exchange(sum(each.step_seconds for each in found)))
-        if (more := math.ceil(count * LEAST_SECONDS / longest) - count) > 0:
+        if more := max(0, math.ceil(together * LEAST_SECONDS / longest) - together):
             found += _train(pipeline, batch, more)
         traces += found
-        seconds.append(sum(each.step_seconds for each in found) / max(count, count + more))
+        seconds.append(sum(each.step_seconds for each in found) / (together + more))
     return traces, seconds
 
 
