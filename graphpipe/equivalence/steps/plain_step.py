@@ -5,8 +5,7 @@ import sys
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -22,6 +21,16 @@ from graphpipe.run.device.fixed_draws import FixedDraws
 from graphpipe.run.stage.tensor_tree import leaves
 
 
+class _Trained(NamedTuple):
+    loss: float
+    outputs: dict[str, Tensor]
+    read_by_loss: set[int]
+    """The identities of the leaves that the loss reads beside the outputs."""
+    others: dict[str, "tuple[ref[Tensor], Tensor | None]"]
+    """The trainable tensors that are not the model's, with their gradients."""
+    seconds: float
+
+
 def plain_step(subject: CheckSubject) -> StepRecord:
     """Return what plain PyTorch computes in one step of the samples."""
     given, draws = subject.in_precision(), FixedDraws(double=subject.double)
@@ -31,47 +40,46 @@ def plain_step(subject: CheckSubject) -> StepRecord:
             _shake(model)
         before = changing(model)
         seed_all(given.seed)
-        start = time.perf_counter()
-        with draws:
-            output = given.forward()
-            loss = as_mean(given.loss_fn(output, given.targets))
-            others = _others(model, given.loss_fn, loss)
-            direct = {id(each) for each in reached_leaves([loss], leaves(output))}
-            held = {name: leaf.grad for name, leaf in others.items()}
-            for name in others:
-                others[name].grad = None
-            loss.backward()
-        seconds = time.perf_counter() - start
-        gradients = {name: leaf.grad for name, leaf in others.items()}
-        for name in others:
-            others[name].grad = held[name]
-        record = StepRecord(
-            loss=loss.detach().item(),
-            outputs=outputs_of(output, len(next(iter(given.inputs.values())))),
+        trained = _train(given, draws)
+        return StepRecord(
+            loss=trained.loss,
+            outputs=trained.outputs,
             gradients={name: each.grad for name, each in model.named_parameters() if each.requires_grad},
-            others=gradients,
+            others=_lasting(trained),
             buffers=changed(before[1], dict(model.named_buffers())),
             parameters=changed(before[0], dict(model.named_parameters())),
-            read_by_loss=tuple(name for name, each in model.named_parameters() if id(each) in direct),
+            read_by_loss=tuple(name for name, each in model.named_parameters() if id(each) in trained.read_by_loss),
             values=joined(values),
             drawn=tuple(draws.drawn),
-            seconds=seconds,
+            seconds=trained.seconds,
         )
-        if others:
-            references = {name: ref(each) for name, each in others.items()}
-            others.clear()
-            del output, loss
-            record = replace(record, others=_of_lasting(gradients, references))
-        return record
 
 
-def _of_lasting(
-    gradients: Mapping[str, Tensor | None], references: Mapping[str, "ref[Tensor]"]
-) -> dict[str, Tensor | None]:
+def _train(given: CheckSubject, draws: FixedDraws) -> _Trained:
+    start = time.perf_counter()
+    with draws:
+        output = given.forward()
+        loss = as_mean(given.loss_fn(output, given.targets))
+        others = _others(given.model, given.loss_fn, loss)
+        direct = {id(each) for each in reached_leaves([loss], leaves(output))}
+        held = {name: leaf.grad for name, leaf in others.items()}
+        for leaf in others.values():
+            leaf.grad = None
+        loss.backward()
+    seconds = time.perf_counter() - start
+    gradients = {name: (ref(leaf), leaf.grad) for name, leaf in others.items()}
+    for name, leaf in others.items():
+        leaf.grad = held[name]
+    samples = len(next(iter(given.inputs.values())))
+    return _Trained(loss.detach().item(), outputs_of(output, samples), direct, gradients, seconds)
+
+
+def _lasting(trained: _Trained) -> dict[str, Tensor | None]:
     # A leaf that the forward made, for gradients of its inputs (`x.detach().requires_grad_()`), ends with the step.
     # Nobody trains it.
-    gc.collect()  # Graphs of gradients of gradients are in cycles.
-    return {name: gradient for name, gradient in gradients.items() if references[name]() is not None}
+    if trained.others:
+        gc.collect()  # Graphs of gradients of gradients are in cycles.
+    return {name: gradient for name, (leaf, gradient) in trained.others.items() if leaf() is not None}
 
 
 def _shake(model: nn.Module) -> None:
