@@ -5,11 +5,10 @@ from dataclasses import dataclass
 
 from graphpipe.cluster.ring import Ring
 from graphpipe.graph import Read
+from graphpipe.graph.op_shards import HALF
 
 Value = tuple[str, str]
 """The operator that computes a value, and the value's name (`Read.value`)."""
-_GATHER = 0.5
-"""An all-gather has half of the steps of an all-reduce, and sends half of its bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +54,7 @@ class RingExchanges:
 
     def gather_seconds(self, bytes_per_sample: Collection[float], samples: float) -> float:
         """Return the seconds in which values of some samples are gathered, one after the other, with the work."""
-        fixed, slope = self.ring.reduce_line(_GATHER * len(bytes_per_sample), _GATHER * sum(bytes_per_sample))
+        fixed, slope = self.ring.reduce_line(HALF * len(bytes_per_sample), HALF * sum(bytes_per_sample))
         return fixed + slope * samples
 
     def sum_seconds(self, ops: Iterable[str]) -> float:

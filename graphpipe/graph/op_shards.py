@@ -65,12 +65,13 @@ class SequenceModule:
     """Its parameters of which each rank gets the gradient of its positions. Ranks sum it once in a mini-batch."""
 
 
+HALF = 0.5
+"""What an all-gather or a reduce-scatter is of an all-reduce: half of its steps, and half of its bytes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchanges:
-    """All-reduces between the ranks of a replica, one after the other.
-
-    An all-gather or a reduce-scatter is half of one: it takes half of its steps, and sends half of its bytes.
-    """
+    """All-reduces between the ranks of a replica, one after the other. An all-gather counts as `HALF` of one."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 

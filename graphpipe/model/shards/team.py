@@ -17,10 +17,10 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
+from graphpipe.graph.op_shards import HALF
+
 ExchangeKind = Literal["forward", "backward", "weights"]
 """When ranks exchange something: in a forward; in a backward, of gradients of values; or of those of parameters."""
-HALF = 0.5
-"""An all-gather or a reduce-scatter takes half of the steps of an all-reduce."""
 
 
 class ShardTeam(ABC):

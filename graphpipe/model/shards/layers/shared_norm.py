@@ -5,8 +5,9 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from graphpipe.graph.op_shards import HALF
 from graphpipe.model.shards.layers.rebuilt import called_with, without_parameters
-from graphpipe.model.shards.team import HALF, ShardTeam, own_range
+from graphpipe.model.shards.team import ShardTeam, own_range
 
 _STATISTICS = ("running_mean", "running_var")
 

@@ -11,7 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from graphpipe.model.shards.team import HALF, ShardTeam, apply
+from graphpipe.graph.op_shards import HALF
+from graphpipe.model.shards.team import ShardTeam, apply
 
 Reduction = Literal["none", "mean", "sum"]
 

@@ -9,10 +9,11 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from graphpipe.graph import Exchanges, OpShards, ShardFigures
+from graphpipe.graph.op_shards import HALF
 from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture.reading import SAMPLES
 from graphpipe.model.shards.logits.loss_trial import exchanged_by_loss
-from graphpipe.model.shards.team import HALF, own_range
+from graphpipe.model.shards.team import own_range
 from graphpipe.model.torch_private import flatten, unflatten
 
 _RANKS = 2

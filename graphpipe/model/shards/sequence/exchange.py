@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graphpipe.model.shards.team import HALF, Border, ShardTeam, apply, as_it_is
+from graphpipe.graph.op_shards import HALF
+from graphpipe.model.shards.team import Border, ShardTeam, apply, as_it_is
 
 POSITIONS = -2
 """The dimension of positions: values are (n, positions, width)."""
