@@ -1,9 +1,9 @@
 """Random numbers and batch statistics that do not depend on how a mini-batch is divided, while a step is checked.
 
 Every draw of torch's gives the same number to all elements: masks of dropout keep everything, noise is half a standard
-deviation. A drawn order is the reverse one: as it was, it would hide that samples change places. Batch norm uses the
-statistics that it holds. Both hold for a plain step and for a pipeline alike, because they act on torch's operators,
-whoever calls them. In double precision, what asks for single precision gets double.
+deviation. A drawn order is the reverse one, because the given order would hide that samples change places. Batch norm
+uses the statistics that it holds. All of this holds for a plain step and for a pipeline alike, because it acts on
+torch's operators, whoever calls them. In double precision, what asks for single precision gets double.
 """
 
 import math
