@@ -1,11 +1,11 @@
 """`graphpipe init` writes a project that trains, and whose tests pass."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from cli_cases import Run
+from forked_programs import forked_programs
 
 PROJECT = Path(__file__).parents[2] / "examples" / "project"
 
@@ -39,7 +39,18 @@ def test_a_folder_that_cannot_be_written_is_named(run: Run, tmp_path: Path) -> N
 
 def test_the_tests_of_the_project_pass() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--noconftest", "-c", "/dev/null", "."],
+        [
+            forked_programs() / "python",
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--noconftest",
+            "-c",
+            "/dev/null",
+            ".",
+        ],
         cwd=PROJECT,
         capture_output=True,
         text=True,

@@ -26,9 +26,9 @@ FENCE = re.compile(r"^\s*(```|~~~)", re.MULTILINE)
 PAGES = sorted(page for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")] if FENCE.search(page.read_text()))
 SLOW = {
     *("worked-example", "published-layout", "backends", "splits", "cluster", "tensor", "inference"),
-    *("faults", "configuration", "loop", "memory", "balance"),
+    *("faults", "configuration", "loop", "memory", "balance", "watching", "asynchronous", "training", "own-model"),
 }
-"""Pages of nine processor seconds and more, whose commands have tests in their rooms too (`make test-slow`)."""
+"""Pages of seven processor seconds and more, whose commands have tests in their rooms too (`make test-slow`)."""
 NOT_RUN = {"needs two hosts", "needs a GPU", "needs a container of NVIDIA", "needs SLURM", "makes its environment"}
 SECONDS = 400
 

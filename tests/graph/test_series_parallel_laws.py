@@ -73,7 +73,7 @@ def dags(draw: st.DrawFn) -> tuple[int, Pairs]:
     return count, draw(st.sets(st.sampled_from(pairs), max_size=16)) if pairs else set()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(dags())
 def test_every_tree_is_valid_and_exact_for_series_parallel_orders(dag: tuple[int, Pairs]) -> None:
     count, edges = dag
@@ -126,7 +126,7 @@ def edges_of(tree: Series | Parallel | Leaf) -> Pairs:
     return edges
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.integers(1, 40), st.randoms(use_true_random=False))
 def test_a_graph_built_from_a_tree_decomposes_into_that_tree(size: int, random: random.Random) -> None:
     tree = random_tree(random, size)

@@ -43,7 +43,7 @@ def _seconds(name: str, problem: Problem) -> float:
 
 
 @given(seed=SEEDS, name=NAMES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_names_of_operators_do_not_matter(seed: int, name: str) -> None:
     problem = heavy_problem(seed)
     one, other = _planned(name, problem), _planned(name, renamed(problem, seed))
@@ -55,7 +55,7 @@ def test_names_of_operators_do_not_matter(seed: int, name: str) -> None:
 
 
 @given(seed=SEEDS, name=NAMES, exponent=st.integers(-6, 6).filter(bool))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_when_everything_takes_longer_the_step_does_in_proportion(seed: int, name: str, exponent: int) -> None:
     # Powers of two are exact in floating point, so ties between candidates break in the same way.
     problem = heavy_problem(seed)
@@ -72,14 +72,14 @@ def _bottleneck(problem: Problem) -> float:
 
 
 @given(seed=SEEDS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_the_order_of_operators_does_not_matter_to_the_bottleneck(seed: int) -> None:
     problem = random_problem(seed)
     assert _bottleneck(shuffled(problem, seed)) == pytest.approx(_bottleneck(problem), rel=1e-6)
 
 
 @given(seed=SEEDS, more=st.sampled_from(sorted(MORE)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_more_of_anything_never_makes_the_bottleneck_worse(seed: int, more: str) -> None:
     problem = random_problem(seed)
     assert _bottleneck(MORE[more](problem)) <= _bottleneck(problem) * (1 + 1e-6)
@@ -89,7 +89,7 @@ def test_more_of_anything_never_makes_the_bottleneck_worse(seed: int, more: str)
 
 
 @given(seed=SEEDS, name=NAMES)
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 def test_the_order_of_operators_matters_little(seed: int, name: str) -> None:
     problem = heavy_problem(seed)
     one, other = _seconds(name, problem), _seconds(name, shuffled(problem, seed))
@@ -98,7 +98,7 @@ def test_the_order_of_operators_matters_little(seed: int, name: str) -> None:
 
 @pytest.mark.parametrize("change", MORE.values(), ids=MORE)
 @given(seed=SEEDS, name=NAMES)
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 def test_more_of_anything_makes_the_step_hardly_worse(
     change: Callable[[Problem], Problem], seed: int, name: str
 ) -> None:
@@ -107,7 +107,7 @@ def test_more_of_anything_makes_the_step_hardly_worse(
 
 
 @given(seed=SEEDS, shared=st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_the_bound_changes_as_the_plans_do(seed: int, shared: bool) -> None:
     problem = heavy_problem(seed)
     bound = bottleneck_bound(problem, shared=shared)

@@ -44,7 +44,7 @@ def test_one_device_needs_no_communicator() -> None:
     assert beside_stages(plan)[0].total == 0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(plans(batch_size=8), st.booleans())
 def test_the_verifier_counts_the_same(plan: Plan, shares: bool) -> None:
     if shares and len(plan.stages) > 2:

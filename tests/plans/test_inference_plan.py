@@ -104,7 +104,7 @@ def test_a_slow_consumer_holds_its_producer_back() -> None:
         assert tasks.index(f"F0.{sample}") > tasks.index(f"F1.{sample - 3}")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_random_graphs_are_verified_lowered_and_simulated(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 6))

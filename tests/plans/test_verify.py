@@ -383,7 +383,7 @@ def test_memory_under_recomputation_by_hand(recompute: Recompute, need: float) -
 
 
 @given(seed=st.integers(0, 10**9))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_verifier_and_cost_model_count_the_same_under_any_recomputation(seed: int) -> None:
     rng = random.Random(seed)
     problem = busy_problem(seed)
@@ -410,7 +410,7 @@ def test_verifier_and_cost_model_count_the_same_under_any_recomputation(seed: in
 
 
 @given(seed=st.integers(0, 10**9))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_verifier_and_cost_model_count_the_same_under_any_offloading(seed: int) -> None:
     rng = random.Random(seed)
     problem = busy_problem(seed)
@@ -448,7 +448,7 @@ def test_verifier_and_cost_model_count_the_same_under_any_offloading(seed: int) 
 
 
 @given(seed=st.integers(0, 10**9))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_verifier_and_cost_model_count_the_same_under_any_sharding(seed: int) -> None:
     rng = random.Random(seed)
     problem = _with_shared(busy_problem(seed), rng)
@@ -554,7 +554,7 @@ def test_planners_leave_room_for_temporaries(planner: str) -> None:
     assert max(needed_bytes(plan).values()) <= 1e9
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(plans())
 def test_the_shortfall_is_what_the_fullest_device_lacks(found: Plan):
     """Of plans whose stages share devices or rest values on neighbours, and of others, whose devices are not listed."""

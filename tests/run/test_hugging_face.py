@@ -125,7 +125,7 @@ def test_masks_and_labels_enter_at_the_stage_that_reads_them() -> None:
         torch.testing.assert_close(pipeline.gradients()["transformer.wte.weight"], gradient, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bart"])
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("bart", marks=pytest.mark.slow)])
 def test_dropout_follows_the_modes_of_the_users_model(name: str) -> None:
     run = run_of(name, dropout=0.2)
     with Pipeline(plan_of(run.traced.graph, 2), run.module, run.loss_fn) as pipeline:

@@ -96,7 +96,7 @@ def check_order(plan: Plan, lowered: LoweredSchedule) -> None:
             assert all((d, StageTask("B", action.stage, last)) in done for d in plan.stages[action.stage].devices)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(plans())
 def test_training_moves_every_sample_once_and_never_deadlocks(plan: Plan):
     lowered = lower(plan, build_schedule(plan))
@@ -109,7 +109,7 @@ def test_training_moves_every_sample_once_and_never_deadlocks(plan: Plan):
     assert reduced == {(d, s): 1 for s, it in enumerate(plan.stages) if it.degree > 1 for d in it.devices}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(plans(), st.integers(1, 23))
 def test_evaluation_takes_any_batch_size(plan: Plan, size: int):
     lowered = lower(plan, build_schedule(plan), batch_size=size, forward_only=True)
@@ -126,7 +126,7 @@ def test_evaluation_takes_any_batch_size(plan: Plan, size: int):
         assert sorted(samples) == list(range(size)), stage
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(plans(), st.integers(1, 40))
 def test_in_an_evaluation_no_stage_is_further_ahead_of_its_consumers_than_under_1f1b(plan: Plan, size: int):
     """There was no back-pressure: a stage computed all micro-batches, and kept all outputs until the end."""
@@ -157,7 +157,7 @@ def _ends(samples: SampleRange) -> tuple[int, int]:
     return samples.start, samples.stop
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(plans())
 def test_lowering_is_deterministic(plan: Plan):
     assert lower(plan, build_schedule(plan)) == lower(plan, build_schedule(plan))

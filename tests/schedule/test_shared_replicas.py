@@ -108,7 +108,7 @@ def layouts(draw: st.DrawFn) -> Plan:
 
 
 @given(layouts())
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_every_layout_is_lowered_soundly(plan: Plan) -> None:
     schedule = build_schedule(plan)
     verify_lowered(plan, schedule, lower(plan, schedule))

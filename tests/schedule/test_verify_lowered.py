@@ -128,7 +128,7 @@ def lowered_plans(draw: st.DrawFn) -> tuple[Plan, Schedule, LoweredSchedule]:
     return plan, found, lower(plan, found)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(lowered_plans())
 def test_every_schedule_is_valid_on_a_transport_without_tags(
     found: tuple[Plan, Schedule, LoweredSchedule],
@@ -139,7 +139,7 @@ def test_every_schedule_is_valid_on_a_transport_without_tags(
     assert not find_deadlock(plan, lowered, messages_wait=False)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(plans(), st.integers(1, 23))
 def test_evaluation_does_not_deadlock_on_a_transport_without_tags(plan: Plan, size: int):
     lowered = lower(plan, build_schedule(plan), batch_size=size, forward_only=True)

@@ -113,7 +113,7 @@ def test_halves_free_unequal_shares_in_their_order() -> None:
     assert held(plan, 1, text) == [(0, 4), (2, 4 + 10 + 5), (3, 4 + 10 + 30), (4, 1 + 2.5 + 4 + 30), (5, 0)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(plans())
 def test_profiled_memory_starts_and_ends_with_the_state_and_never_falls_below_it(plan: Plan) -> None:
     rows = tuple(replace(row, temporaries=temporaries(1, 2, fixed=3)) for row in plan.costs.rows)

@@ -253,7 +253,7 @@ def with_ports(draw: st.DrawFn, some: st.SearchStrategy[Plan]) -> Plan:
     return replace(plan, cluster=cluster)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(with_ports(plans(quick=True, offloads=False, schedules=["1f1b", "gpipe", "zb-h1"])))
 def test_the_simulation_agrees_with_another_one(plan: Plan) -> None:
     other = Fluid(plan)
@@ -263,7 +263,7 @@ def test_the_simulation_agrees_with_another_one(plan: Plan) -> None:
     assert other.ends == pytest.approx(ends, rel=1e-9)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(with_ports(plans(batch_size=16, quick=True, costs=[1.0, 3.0], micro_batches=[1, 2, 4])), st.data())
 def test_the_quick_path_is_the_simulation(plan: Plan, data: st.DataObject) -> None:
     """Plans with few different costs have many devices that do the same at the same times."""
@@ -274,7 +274,7 @@ def test_the_quick_path_is_the_simulation(plan: Plan, data: st.DataObject) -> No
     assert step_seconds(plan) == pytest.approx(simulate(plan).step_seconds, rel=1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(with_ports(plans(batch_size=16, quick=True, shared=True, schedules=["1f1b", "gpipe", "interleaved", "zb-auto"])))
 def test_the_quick_path_is_the_simulation_where_stages_share_devices(plan: Plan) -> None:
     assert step_seconds(plan) == pytest.approx(simulate(plan).step_seconds, rel=1e-9)

@@ -15,7 +15,7 @@ from graphpipe.simulator.lines.repeating_period import Period
 from graphpipe.simulator.simulate import mean_step, simulate
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.booleans().flatmap(lambda shared: plans(batch_size=32, quick=True, shared=shared)))
 def test_a_prediction_is_what_the_simulation_finds(plan: Plan):
     """Of plans with devices of their own, and of plans whose stages share devices, which used to need a trace."""

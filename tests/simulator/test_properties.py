@@ -17,7 +17,7 @@ def one_at_a_time(spans: list[Span]) -> bool:
     return all(one.end_seconds <= other.start_seconds for one, other in pairwise(spans))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(plans())
 def test_devices_and_channels_do_one_thing_at_a_time(plan: Plan):
     trace = simulate(plan)
@@ -31,7 +31,7 @@ def test_devices_and_channels_do_one_thing_at_a_time(plan: Plan):
     assert trace.step_seconds == max(span.end_seconds for span in trace.spans)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(plans(batch_size=8))
 def test_no_task_starts_before_its_samples_are_there(plan: Plan):
     trace = simulate(plan)
@@ -54,7 +54,7 @@ def task_spans(plan: Plan, trace: Trace, number: int) -> dict[tuple[str, int], S
     return found
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(plans())
 def test_memory_stays_within_what_is_in_flight_and_returns_to_the_weights(plan: Plan):
     trace, needed = simulate(plan), needed_bytes(plan)

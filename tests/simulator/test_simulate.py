@@ -133,7 +133,7 @@ def frozen_tower(bytes_per_sample: float, schedule: str = "1f1b") -> Plan:
 
 
 @given(plan=plans(schedules=("1f1b", "interleaved", "kfkb", "gpipe", "zb-h1", "zb-auto")))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_every_step_takes_at_least_the_lower_bound(plan: Plan) -> None:
     try:
         seconds = step_seconds(plan)

@@ -110,7 +110,7 @@ def test_branches_that_never_meet_have_the_period_of_the_slower_one() -> None:
     policy=st.sampled_from(("stash", "predict")),
     split=st.booleans(),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_quick_times_are_those_of_the_simulation(plan: Plan, policy: WeightPolicy, split: bool) -> None:
     stages = tuple(replace(stage, state="whole", burst=1) for stage in plan.stages)
     plan = replace(plan, stages=stages, schedule="zb-h1" if split else "1f1b")

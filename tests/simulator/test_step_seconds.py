@@ -19,19 +19,19 @@ from graphpipe.simulator.lines.repeating_period import Period
 from graphpipe.simulator.simulate import simulate
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(plans(batch_size=32, quick=True))
 def test_the_quick_path_is_the_simulation(plan: Plan):
     assert step_seconds(plan) == pytest.approx(simulate(plan).step_seconds, rel=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(plans(batch_size=16, costs=[1.0], micro_batches=[1, 2], quick=True))
 def test_the_quick_path_is_the_simulation_where_much_is_alike(plan: Plan):
     assert step_seconds(plan) == pytest.approx(simulate(plan).step_seconds, rel=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(plans(batch_size=16, quick=True), st.data())
 def test_the_quick_path_is_the_simulation_where_stages_share(plan: Plan, data: st.DataObject):
     for name in ("one", "two"):
@@ -41,7 +41,7 @@ def test_the_quick_path_is_the_simulation_where_stages_share(plan: Plan, data: s
     assert step_seconds(plan) == pytest.approx(simulate(plan).step_seconds, rel=1e-12)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(plans(batch_size=16, quick=True, shared=True, schedules=["1f1b", "kfkb", "gpipe", "interleaved", "zb-auto"]))
 def test_the_quick_path_is_the_simulation_where_stages_share_devices(plan: Plan):
     assert applies(plan)

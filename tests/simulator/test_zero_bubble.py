@@ -160,7 +160,7 @@ def test_activations_stay_until_the_weight_gradient_but_for_the_share_that_is_fr
     assert [found[seconds] for seconds in at] == held
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(plans(batch_size=8), st.sampled_from(["zb-h1", "zb-auto"]), st.sampled_from([1.0, 0.5]))
 def test_memory_stays_within_the_samples_in_flight_and_returns_to_the_weights(plan: Plan, name: str, kept: float):
     plan = replace(plan, schedule=name, costs=replace(plan.costs, kept_for_weight_gradient=kept))
@@ -173,14 +173,14 @@ def test_memory_stays_within_the_samples_in_flight_and_returns_to_the_weights(pl
         assert max(held) <= needed[device] + 1e-6
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(plans(batch_size=16, quick=True), st.sampled_from(["zb-h1", "zb-auto"]))
 def test_the_quick_step_time_is_the_simulation(plan: Plan, name: str):
     plan = replace(with_room(plan), schedule=name)
     assert step_seconds(plan) == pytest.approx(simulate(plan).step_seconds, rel=1e-12)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(plans(batch_size=16, quick=True, micro_batches=(1, 2), schedules=("1f1b",)))
 def test_the_automatic_schedule_alone_is_no_slower_where_nothing_is_sent(plan: Plan):
     edges = tuple(replace(edge, bytes_per_sample=0.0) for edge in plan.edges)

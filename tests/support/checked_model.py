@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import graphpipe as gp
 from graphpipe.equivalence.equivalence import Equivalence
+from graphpipe.graph import Origin
 from graphpipe.model.capture.capture import Captured, capture_nodes
 
 Middle = Callable[["Model", Tensor], Tensor]
@@ -45,8 +46,9 @@ class Cut:
 
 def cut_everywhere(model: nn.Module, inputs: Any, *, batch_size: int = 8, micro_batch: int = 2, **options: Any) -> Cut:
     """Return a plan that cuts a model between all its operators."""
-    graph = gp.capture(model, inputs, **options)
-    captured = capture_nodes(model, inputs, graph.origin) if graph.origin else capture_nodes(model, inputs)
+    chosen: dict[str, Any] = {name: tuple(value) for name, value in options.items()}
+    captured = capture_nodes(model, inputs, Origin(method="auto", **chosen))
+    graph = captured.graph
     cluster = gp.Cluster.preset(f"local:{len(graph.ops)}")
     stages = [gp.HandStage(ops=(name,), devices=(n,), micro_batch=micro_batch) for n, name in enumerate(graph.order)]
     plan = gp.hand_plan(graph, gp.estimate(graph, cluster), cluster, batch_size=batch_size, stages=stages)

@@ -153,7 +153,7 @@ def test_the_format_is_that_of_trace_events():
 
 
 @given(plans(batch_size=8))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_any_simulated_step_is_in_the_format_with_an_arrow_per_transfer(plan: Plan):
     trace = simulate(plan)
     document = to_chrome([trace])
@@ -166,7 +166,7 @@ def test_any_simulated_step_is_in_the_format_with_an_arrow_per_transfer(plan: Pl
 
 
 @given(plans(batch_size=8))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_a_track_per_device_and_direction_a_flow_per_transfer_a_counter_per_device(plan: Plan):
     predicted = simulate(plan)
     events = to_chrome([predicted, replace(predicted, source="measured")])["traceEvents"]

@@ -17,7 +17,7 @@ from graphpipe.trace import Trace, median_trace
 PLAN = make_plan([Part(micro_batch=2), Part(micro_batch=2)], [(0, 1, 4.0)], batch_size=4)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(plan=plans())
 def test_what_a_simulation_writes_is_accepted(plan: Plan):
     simulate(plan).check("trace.json")

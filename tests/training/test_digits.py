@@ -82,6 +82,7 @@ def test_the_loss_is_zero_at_best_and_does_not_push_equal_labels_apart(digits):
     torch.testing.assert_close(digits.loss_fn(torch.zeros(3, 3), labels), uniform)
 
 
+@pytest.mark.slow
 def test_a_small_model_learns_to_recognise_held_out_scans(digits):
     torch.manual_seed(0)
     model, example_inputs = digits.model(image_layers=1, text_layers=1)

@@ -12,7 +12,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 @pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize(
     ("name", "steps", "figure", "least"),
-    [("clicks", 60, "auc", 0.6), ("captions", 6, "accuracy", 0.0), ("segmentation", 8, "iou", 0.0)],
+    [
+        ("clicks", 60, "auc", 0.6),
+        pytest.param("captions", 6, "accuracy", 0.0, marks=pytest.mark.slow),
+        ("segmentation", 8, "iou", 0.0),
+    ],
 )
 def test_an_example_trains(
     name: str, steps: int, figure: str, least: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

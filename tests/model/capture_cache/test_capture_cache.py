@@ -28,7 +28,7 @@ import torch
 from torch import nn
 import helper
 
-DEPTH = 2
+DEPTH = 1
 
 class Branch(nn.Module):
     width = 8
@@ -146,7 +146,7 @@ def changed(file: str, before: str, after: str) -> Callable[[Path], None]:
     [
         pytest.param(changed("own.py", "self.scale = 2.0", "self.scale = 3.0"), id="a number in the source"),
         pytest.param(changed("helper.py", "x + 1", "x * x"), id="a function that the forward calls"),
-        pytest.param(changed("own.py", "DEPTH = 2", "DEPTH = 3"), id="a global value"),
+        pytest.param(changed("own.py", "DEPTH = 1", "DEPTH = 2"), id="a global value"),
         pytest.param(changed("own.py", "return Model()", "return Model().requires_grad_(False)"), id="frozen weights"),
         pytest.param(changed("own.py", "torch.relu), B", "torch.tanh), B"), id="a function that a module holds"),
     ],
@@ -230,8 +230,15 @@ def test_in_doubt_nothing_is_kept(line, folder, captures, monkeypatch) -> None:
     assert not (folder / "cache").exists()
 
 
-@pytest.mark.parametrize("damage", ["capture.json", "graph.json", "capture.safetensors"])
-@pytest.mark.parametrize("content", [b"", b'{"graphpipe": "capture", "schema_version": 1}', None])
+@pytest.mark.parametrize(
+    ("damage", "content"),
+    [
+        ("capture.json", b'{"graphpipe": "capture", "schema_version": 1}'),
+        ("capture.json", None),
+        ("graph.json", b""),
+        ("capture.safetensors", None),
+    ],
+)
 def test_a_damaged_entry_is_named_in_one_line_and_made_again(damage, content, folder, captures, monkeypatch) -> None:
     first = cached_capture(*load(folder, monkeypatch), folder / "cache")
     (entry,) = (folder / "cache" / "captures").iterdir()

@@ -33,7 +33,12 @@ def speech(kind: str, reduction: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kind", "reduction", "masked"), [("Hubert", "mean", True), ("Hubert", "sum", False), ("Wav2Vec2", "sum", True)]
+    ("kind", "reduction", "masked"),
+    [
+        ("Hubert", "mean", True),
+        pytest.param("Hubert", "sum", False, marks=pytest.mark.slow),
+        pytest.param("Wav2Vec2", "sum", True, marks=pytest.mark.slow),
+    ],
 )
 def test_the_own_loss_of_a_ctc_model_is_exact_over_micro_batches(kind: str, reduction: str, masked: bool) -> None:
     model = speech(kind, reduction)

@@ -96,7 +96,7 @@ def test_a_model_that_only_shifts_labels_in_its_forward_gets_decoder_inputs() ->
     assert inputs["decoder_input_ids"][:, 0].tolist() == [model.config.decoder_start_token_id] * len(batch["labels"])
 
 
-@pytest.mark.parametrize("name", ["bloom", "mbart"])
+@pytest.mark.parametrize("name", ["bloom", pytest.param("mbart", marks=pytest.mark.slow)])
 def test_a_rank_captures_without_labels_what_was_traced_with_them(name: str) -> None:
     # Values that nothing reads decide what is grouped, so they stay when the loss is cut off.
     model, example = build_family(name)

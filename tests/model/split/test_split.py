@@ -287,7 +287,13 @@ class Mixture(nn.Module):
         return x + found
 
 
-@pytest.mark.parametrize("way", ["rows", "mask", "if any", "unless none", "unless len 0"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        *("rows", "mask", "unless len 0"),
+        *(pytest.param(way, marks=pytest.mark.slow) for way in ("if any", "unless none")),
+    ],
+)
 def test_a_mixture_of_experts_that_get_some_rows_trains_in_stages(way: str) -> None:
     """The numbers of rows were compared, though they depend on values: "decides by the values in a tensor".
 

@@ -26,7 +26,7 @@ def latency(problem: Problem, micro_batch: int, pipeline: Pipeline) -> float:
 
 
 @given(seed=st.integers(0, 10**9), micro_batch=st.sampled_from([1, 2, 4]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_the_step_is_the_shortest_within_a_thousandth(seed: int, micro_batch: int) -> None:
     problem = busy_problem(seed)
     found, plan = planned("dapple", problem, micro_batch, latency)

@@ -131,7 +131,7 @@ def _through(plan: gp.Plan) -> float:
     return forward + sum(messages)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(problem=problems())
 def test_the_bottleneck_is_that_of_brute_force(problem: Problem) -> None:
     options = Options(evaluate=period_seconds, micro_batch=1)
@@ -145,7 +145,7 @@ def test_the_bottleneck_is_that_of_brute_force(problem: Problem) -> None:
     assert period_seconds(plan) == pytest.approx(best)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(problem=problems())
 def test_the_way_of_one_micro_batch_is_that_of_brute_force(problem: Problem) -> None:
     options = Options(evaluate=_through, inference_objective="latency", micro_batch=1)
@@ -158,7 +158,7 @@ def test_the_way_of_one_micro_batch_is_that_of_brute_force(problem: Problem) -> 
     assert _through(plan) == pytest.approx(best)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(problem=problems(), objective=st.sampled_from(["throughput", "latency"]))
 def test_graphpipe_is_never_worse(problem: Problem, objective: str) -> None:
     def seconds(planner: str) -> float:

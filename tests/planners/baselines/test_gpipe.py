@@ -22,7 +22,7 @@ def slowest(problem: Problem, micro_batch: int, pipeline: Pipeline) -> float:
 
 
 @given(seed=st.integers(0, 10**9), micro_batch=st.sampled_from([1, 2, 4, 16]), tight=st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_blocks_are_balanced_best(seed: int, micro_batch: int, tight: bool) -> None:
     problem = busy_problem(seed, tight=tight)
     found, plan = planned("gpipe", problem, micro_batch, slowest)

@@ -104,7 +104,7 @@ def least(graph: Graph, machines: int, bandwidth: float) -> float:
 
 
 @given(seed=st.integers(0, 10**9), machines=st.integers(1, 4))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_the_published_programme_is_optimal_over_all_antichain_states(seed: int, machines: int) -> None:
     graph = profiled(seed)
     found = pipedream(graph, [Level(machines=machines, bytes_per_second=1e6)])
@@ -131,7 +131,7 @@ def test_a_graph_without_times_is_refused() -> None:
     tight=st.booleans(),
     weights=st.sampled_from(["flush", "stash"]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_the_planner_is_optimal_over_the_linear_order(
     seed: int, micro_batch: int, tight: bool, weights: WeightPolicy
 ) -> None:

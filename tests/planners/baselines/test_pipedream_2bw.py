@@ -32,7 +32,7 @@ def slowest(problem: Problem, micro_batch: int, pipeline: Pipeline) -> float:
     tight=st.booleans(),
     weights=st.sampled_from(["flush", "double-buffer"]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_width_and_depth_are_chosen_best(seed: int, micro_batch: int, tight: bool, weights: WeightPolicy) -> None:
     problem = replace(busy_problem(seed, tight=tight), weights=weights)
     found, plan = planned("pipedream-2bw", problem, micro_batch, slowest)

@@ -105,7 +105,7 @@ def test_recomputation_is_chosen_if_memory_is_short(memory_bytes: float, seconds
 
 
 @given(seed=st.integers(0, 10**9), micro_batch=st.sampled_from([1, 2, 4]), tight=st.booleans())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @pytest.mark.slow
 def test_the_planner_is_optimal_over_all_sequences(seed: int, micro_batch: int, tight: bool) -> None:
     problem = busy_problem(seed, most_ops=5, tight=tight)

@@ -77,7 +77,7 @@ def test_two_fast_devices_do_more_of_the_work(branches: list[int], whole_batch: 
 
 
 @given(seed=st.integers(0, 10**9), fast=st.integers(1, 3), times=st.sampled_from([1.5, 3.0]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_it_is_never_worse_than_treating_all_devices_as_slow(seed: int, fast: int, times: float) -> None:
     problem = random_problem(seed)
     problem = unequal(problem, min(fast, len(problem.cluster.devices)), times=times)
@@ -119,7 +119,7 @@ def best_intervals(problem: Problem, order: tuple[str, ...], micro_batch: int) -
 
 
 @given(seed=st.integers(0, 10**9), fast=st.integers(0, 3), micro_batch=st.sampled_from([1, 4]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_the_slowest_interval_is_the_least_of_all(seed: int, fast: int, micro_batch: int) -> None:
     problem = random_problem(seed, most_ops=6)
     problem = unequal(problem, min(fast, len(problem.cluster.devices)))

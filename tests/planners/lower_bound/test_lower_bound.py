@@ -37,7 +37,7 @@ def test_by_hand() -> None:
 
 
 @given(seed=st.integers(0, 10**9), micro_batch=st.sampled_from([1, 2, 4, 8]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_every_partition_is_above_the_bound(seed: int, micro_batch: int) -> None:
     problem = random_problem(seed, most_ops=6)
     assert bottleneck_bound(problem) <= problem.batch_size * best_bottleneck(problem, micro_batch) * (1 + 1e-9)
@@ -102,7 +102,7 @@ def test_memory_keeps_operators_apart_and_micro_batches_small() -> None:
 
 
 @given(seed=st.integers(0, 10**9))
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=37, deadline=None)
 def test_every_partition_of_heavy_operators_is_above_the_bound(seed: int) -> None:
     problem = heavy_problem(seed)
     sizes = tuple(b for b in range(1, problem.batch_size + 1) if problem.batch_size % b == 0)
@@ -126,7 +126,7 @@ def test_the_bound_is_close_to_the_optimum() -> None:
 
 @example(seed=7329, uneven=False)  # its step, 115 ms, has a reduction beside another stage's task; the bound was 123
 @given(seed=st.integers(0, 10**9), uneven=st.booleans())
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=37, deadline=None)
 def test_every_plan_is_above_the_bound(seed: int, uneven: bool) -> None:
     problem = heavy_problem(seed, uneven=uneven)
     try:
@@ -141,7 +141,7 @@ def test_every_plan_is_above_the_bound(seed: int, uneven: bool) -> None:
 
 
 @given(seed=st.integers(0, 10**9), uneven=st.booleans())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_every_sharded_plan_is_above_the_bound_of_sharded_plans(seed: int, uneven: bool) -> None:
     problem, rng = heavy_problem(seed, uneven=uneven), Random(seed)
     states: list[State] = ["whole", "optimizer", "all"]
@@ -159,7 +159,7 @@ def test_every_sharded_plan_is_above_the_bound_of_sharded_plans(seed: int, uneve
 
 
 @given(seed=st.integers(0, 10**9), name=TRAINERS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_every_planner_is_above_the_bound(seed: int, name: str) -> None:
     problem = random_problem(seed, most_ops=8)
     plan = PLANNERS[name].plan(problem, Options())
@@ -173,7 +173,7 @@ def test_every_planner_is_above_the_bound(seed: int, name: str) -> None:
     name=TRAINERS,
     choice=st.sampled_from([name for name in schedule_choices() if name != "dualpipe-v"]),  # it needs devices in a V
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_no_schedule_of_a_plan_goes_below_its_least(seed: int, name: str, choice: str) -> None:
     plan = PLANNERS[name].plan(random_problem(seed, most_ops=8), Options())
     assert least_step_seconds(plan) <= step_seconds(scheduled(plan, choice, step_seconds)) * (1 + 1e-9)

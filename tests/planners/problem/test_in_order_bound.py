@@ -54,7 +54,7 @@ def order_of(plan: Plan, number: int) -> list[tuple[str, int]]:
 
 
 @given(plan=plans(schedules=("1f1b",)))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_every_1f1b_step_takes_at_least_the_bound(plan: Plan) -> None:
     assert least_1f1b_seconds(plan) == pytest.approx(by_passes(plan), rel=1e-11)
     try:

@@ -32,7 +32,7 @@ def test_light_neighbours_become_one_and_narrow_cuts_stay():
 
 
 @given(seed=st.integers(0, 10**9), unit=st.sampled_from([1, 2, 4]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_a_coarse_form_keeps_every_operator_and_its_target(seed: int, unit: int):
     problem = random_problem(seed)
     tree, costs = decompose(problem.graph), CostModel(problem.graph, problem.costs, problem.cluster)

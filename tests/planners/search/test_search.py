@@ -29,13 +29,13 @@ graphpipe, spp = PLANNERS["graphpipe"].plan, PLANNERS["spp"].plan
 
 
 @given(seed=st.integers(0, 10**9), name=st.sampled_from(sorted(planner_names(trains=True))))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_every_plan_passes_the_verifier(seed: int, name: str) -> None:
     verify(PLANNERS[name].plan(random_problem(seed, most_ops=12, most_devices=8), Options()))
 
 
 @given(seed=st.integers(0, 10**9))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_the_graph_planner_is_never_worse_than_the_chain_planner(seed: int) -> None:
     problem = random_problem(seed, most_ops=10, most_devices=8, batch_size=16)
     options = Options(evaluate=step_seconds)
@@ -44,7 +44,7 @@ def test_the_graph_planner_is_never_worse_than_the_chain_planner(seed: int) -> N
 
 
 @given(seed=st.integers(0, 10**9), size=st.sampled_from(micro_batch_sizes(8)))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_the_bottleneck_is_optimal_on_small_graphs(seed: int, size: int) -> None:
     problem = random_problem(seed, most_ops=8, most_devices=4, batch_size=8)
     plan = graphpipe(problem, Options(objective="bottleneck", micro_batch=size))
@@ -85,7 +85,7 @@ def test_memory_decides_when_it_is_short() -> None:
 
 
 @given(seed=st.integers(0, 10**9), name=st.sampled_from(["graphpipe", "spp"]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_in_little_memory_a_plan_is_found_where_a_chain_of_recomputing_stages_fits(seed: int, name: str) -> None:
     problem = busy_problem(seed, most_ops=6, tight=True)
     if best(problem, 4, lambda *_: 1.0, recompute="each") == float("inf"):

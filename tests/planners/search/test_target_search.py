@@ -42,7 +42,7 @@ def best_of_all_forms(problem: Problem, micro_batch: int) -> float:
 
 
 @given(seed=st.integers(0, 10**9), micro_batch=st.sampled_from([1, 2, 4]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_no_partition_beats_the_oracle_and_few_fall_short(seed: int, micro_batch: int) -> None:
     problem = random_problem(seed)
     found, oracle = best_of_all_forms(problem, micro_batch), best_bottleneck(problem, micro_batch)
@@ -75,7 +75,7 @@ def test_a_fork_takes_the_heads_of_its_branches_if_the_graph_is_reversed() -> No
 
 
 @given(seed=st.integers(0, 10**9), groups=st.integers(1, 4), reverse=st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_every_partition_is_valid_and_keeps_its_target(seed: int, groups: int, reverse: bool) -> None:
     problem = random_problem(seed, most_ops=12, most_devices=8)
     target, parts = reached(problem, 4, groups, reverse=reverse)
@@ -91,7 +91,7 @@ def test_every_partition_is_valid_and_keeps_its_target(seed: int, groups: int, r
 
 
 @given(seed=st.integers(0, 10**9), share=st.sampled_from([0.9, 1.0, 1.1, 1.5, 3.0]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_only_settings_that_cannot_fit_are_left_out_without_a_walk(seed: int, share: float) -> None:
     # With little memory, three of four settings were walked although the operators need more than all devices have.
     problem = random_problem(seed)

@@ -66,7 +66,7 @@ def test_the_error_is_the_largest_relative_error() -> None:
 
 
 @given(seconds=TIMES)
-@settings(max_examples=50)
+@settings(max_examples=25)
 def test_a_curve_is_convex_and_never_farther_from_the_measurements_than_a_line(seconds: dict[int, float]) -> None:
     curve = fit_curve(seconds)
     assert squares(curve, seconds) <= squares(fit_line(seconds), seconds) * (1 + 1e-9) + 1e-12

@@ -36,7 +36,7 @@ def _measured(plan: Plan, real: Plan) -> Trace:
     return replace(simulate(real), source="measured", plan_fingerprint=plan.fingerprint)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     plan=plans(quick=True).filter(lambda plan: all(stage.state != "layers" for stage in plan.stages)),
     forward=st.lists(st.floats(0.3, 3.0), min_size=1, max_size=4),

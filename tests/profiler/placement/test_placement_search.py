@@ -57,7 +57,7 @@ def covers(left: frozenset[str], costs: Mapping[Pattern, Mapping[str, float]], l
                 yield from (rest + seconds + launch for seconds in by_backend.values())
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(problem=problems())
 def test_the_cover_is_that_of_exhaustive_search(
     problem: tuple[Graph, dict[Pattern, dict[str, float]], float],

@@ -67,7 +67,7 @@ def test_measured_memory_is_as_predicted(schedule: str, tmp_path: Path) -> None:
     assert_as_predicted(by_hand, "gpt-small", tmp_path, 0.05)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("schedule", ["1f1b", pytest.param("gpipe", marks=pytest.mark.slow)])
 def test_measured_memory_under_autocast_is_as_predicted(schedule: str, tmp_path: Path) -> None:
     """Plans counted fp32, and autocast keeps copies of the weights for each micro-batch: 65 MB for 45 predicted."""
     cluster = Cluster.resolve("local:2")
@@ -116,7 +116,7 @@ def test_measured_memory_of_layers_is_at_most_as_predicted(tmp_path: Path) -> No
     [
         ("gpt-small", 4),
         pytest.param("two-tower-small", 2, marks=pytest.mark.slow),
-        ("two-tower-small", 4),
+        pytest.param("two-tower-small", 4, marks=pytest.mark.slow),
         pytest.param("mmt-small", 4, marks=pytest.mark.slow),
     ],
 )
@@ -143,7 +143,12 @@ def test_output_that_is_not_contiguous_is_held_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("ranks", "policy"),
-    [(2, ("double-buffer", "")), (4, ("stash", "")), (4, ("predict", "pipeoptim")), (4, ("moving-average", ""))],
+    [
+        pytest.param(2, ("double-buffer", ""), marks=pytest.mark.slow),
+        (4, ("stash", "")),
+        (4, ("predict", "pipeoptim")),
+        pytest.param(4, ("moving-average", ""), marks=pytest.mark.slow),
+    ],
 )
 def test_measured_memory_of_versions_is_as_predicted(
     ranks: int, policy: tuple[WeightPolicy, Predictor], tmp_path: Path

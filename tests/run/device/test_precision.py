@@ -51,7 +51,7 @@ def test_the_loss_scale_doubles_after_two_thousand_finite_steps_in_a_row() -> No
     assert scale.after(finite=False) == LossScale(factor=4.0, good_steps=0)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
 def test_every_engine_trains_on_several_ranks_within_the_rounding(precision: str, tmp_path: Path) -> None:
     kinds = ["allreduce", "fsdp2", "ddp, zero"]
     expected = train_unpartitioned(precision, "steep")

@@ -30,7 +30,7 @@ def expected(given: list[Tensor]) -> list[Tensor]:
     return list(found.split([len(each) for each in given]))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow), 4])
 def test_answers_are_the_models_bitwise(ranks: int, tmp_path: Path) -> None:
     found = values(run_ranks(answer, ranks, tmp_path, SIZES, 4 if ranks == 1 else ranks))
     assert [each is not None for each in found].count(True) == 1  # the last stage's rank

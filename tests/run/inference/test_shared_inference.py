@@ -6,7 +6,9 @@ import pytest
 import torch
 from models_to_share import MODELS
 from run_ranks import run_ranks, values
-from run_tensor_parallel import Cut, answer_all, requests
+from run_tensor_parallel import Cut, answer_all, plan_of, requests
+
+import graphpipe as gp
 
 GPT: Cut = [
     (["embedding", "layers.0*"], [0, 1], 2, 2),
@@ -23,10 +25,16 @@ CASES: dict[str, tuple[str, Cut, list[tuple[int, int]]]] = {
 }
 
 
+def planned(case: str) -> tuple[str, gp.Plan, list[tuple[int, int]]]:
+    """Return a case with its plan, which ranks then need not make."""
+    name, cut, bad = CASES[case]
+    return name, plan_of(name, cut, inference=True), bad
+
+
 @pytest.fixture(scope="module")
 def answered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """Return what every rank of every case has answered: the ranks are started once."""
-    by_rank = values(run_ranks(answer_all, 4, tmp_path_factory.mktemp("ranks"), [*CASES.values()]))
+    by_rank = values(run_ranks(answer_all, 4, tmp_path_factory.mktemp("ranks"), [planned(name) for name in CASES]))
     return {name: [found[at] for found in by_rank] for at, name in enumerate(CASES)}
 
 
@@ -44,5 +52,5 @@ def test_ranks_that_share_layers_answer_as_the_whole_model(answered: dict[str, l
 
 
 def test_one_process_answers_by_the_plan_of_several_ranks() -> None:
-    (answers,) = answer_all([CASES["words that do not exist"]])
+    (answers,) = answer_all([planned("words that do not exist")])
     assert [failed for _, failed in answers] == [[1], [], [3]]

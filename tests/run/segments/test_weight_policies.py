@@ -65,7 +65,7 @@ CASES: dict[int, list[tuple[str, WeightPolicy, Predictor, str, str]]] = {
 }
 
 
-@pytest.mark.parametrize("ranks", CASES)
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_ranks_equal_the_reference(ranks: int, tmp_path: Path) -> None:
     outcomes = values(run_ranks(train_cases, ranks, tmp_path / "ranks", CASES[ranks]))
     for number, (cut, policy, predictor, optimizer, _) in enumerate(CASES[ranks]):

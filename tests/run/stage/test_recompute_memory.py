@@ -4,11 +4,11 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
+from shared_captures import shared_capture
 
 from graphpipe.cluster import Cluster, HostMemory
 from graphpipe.costs import Recompute, StageMemory
 from graphpipe.costs.analytic import estimate
-from graphpipe.model.capture.capture import capture
 from graphpipe.model.zoo.registry import zoo_model
 from graphpipe.planning.by_hand import HandStage
 from graphpipe.planning.hand_plan import hand_plan
@@ -16,7 +16,7 @@ from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import stage_memory
 from graphpipe.plans.sharding import SampleRange, sample_range
 from graphpipe.profiler.op_memory import LiveBytes
-from graphpipe.run import Pipeline
+from graphpipe.run import Pipeline, PipelineOptions
 from graphpipe.run.stage.edge_values import edge_specs
 from graphpipe.run.stage.mini_batch import MiniBatch
 from graphpipe.run.stage.receive_buffers import NamedTensors
@@ -57,7 +57,8 @@ class Stages:
 
     def __post_init__(self) -> None:
         self.model = zoo_model("gpt-small")
-        graph, cluster = capture(self.model.module, self.model.example_inputs), Cluster.resolve("local:2")
+        captured = shared_capture(self.model.module, self.model.example_inputs)
+        graph, cluster = captured.graph, Cluster.resolve("local:2")
         cluster = replace(cluster, host_memory=(HostMemory(node=cluster.devices[0].node, bytes=1e9),))
         cuts = (("layers.0.*", "layers.1.*"), ("layers.2.*", "layers.3.*", "head*"))
         stages = [
@@ -66,7 +67,8 @@ class Stages:
         ]
         costs = estimate(graph, cluster)
         self.plan = hand_plan(graph, costs, cluster, batch_size=BATCH, stages=stages, schedule="gpipe")
-        replicas = Pipeline(self.plan, self.model.module, self.model.loss_fn)._worker.replicas
+        options = PipelineOptions(captured=captured)
+        replicas = Pipeline(self.plan, self.model.module, self.model.loss_fn, options=options)._worker.replicas
         self.runs = [StageReplicaRun(replicas[at, at], self.model.loss_fn) for at in range(2)]
         inputs, targets = self.model.batch(torch.Generator().manual_seed(0), BATCH)
         self.batch = MiniBatch(

@@ -36,6 +36,7 @@ from graphpipe.schedule import Schedule
 from graphpipe.schedule.lower import lower
 
 RANKS = {"replicas": 4, "both": 4, "four": 4, "overlap": 3}
+LONG = ("replicas", "both")
 
 
 def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
@@ -59,7 +60,7 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
         assert torch.equal(found["state"][name], each), name
 
 
-@pytest.mark.parametrize("cut", [pytest.param(cut, marks=pytest.mark.slow) if cut == "both" else cut for cut in RANKS])
+@pytest.mark.parametrize("cut", [pytest.param(cut, marks=pytest.mark.slow) if cut in LONG else cut for cut in RANKS])
 def test_every_synchronisation_trains_like_the_unpartitioned_model(cut: str, tmp_path: Path) -> None:
     expected, schedules = train_unpartitioned(), ["1f1b", "gpipe"] if cut in ("both", "four") else ["1f1b"]
     outcomes = values(run_ranks(train_all, RANKS[cut], tmp_path, cut, [*SYNCS], schedules, {}, seconds=200))

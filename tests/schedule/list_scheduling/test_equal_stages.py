@@ -69,7 +69,7 @@ def towers(draw: st.DrawFn) -> Plan:
     return make_plan([*parts, Part()], [*edges, *((end, len(parts), 1.0) for end in ends)], batch_size=8)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(towers(), st.booleans())
 def test_scheduling_equal_stages_once_does_not_change_any_schedule(plan: Plan, roomy: bool) -> None:
     plan = replace(with_room(plan) if roomy else plan, schedule="zb-auto")

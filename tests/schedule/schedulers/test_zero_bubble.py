@@ -124,7 +124,7 @@ def test_stages_on_one_device_share_its_free_memory():
     assert [stage.in_flight for stage in with_room(plan, 4 + 8).stages] == [6, 3]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(plans(), st.sampled_from(["zb-h1", "zb-auto"]), st.sampled_from([1.0, 0.5]), st.booleans())
 def test_every_split_schedule_passes_the_verifier(plan: Plan, name: str, kept: float, roomy: bool):
     plan = replace(plan, schedule=name, costs=replace(plan.costs, kept_for_weight_gradient=kept))
@@ -136,7 +136,7 @@ def test_every_split_schedule_passes_the_verifier(plan: Plan, name: str, kept: f
         assert tasks == tuple(action.task for action in lowered.devices[device] if isinstance(action, Compute))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     plans(batch_size=8, micro_batches=(1, 2)), st.sampled_from([0.0, 30.0, 1e9]), st.sampled_from(["zb-h1", "zb-auto"])
 )

@@ -151,7 +151,7 @@ def test_replicas_sum_their_gradients_before_each_update() -> None:
 @given(
     plan=plans(schedules=("1f1b", "kfkb", "zb-h1")), policy=st.sampled_from(WITH_FLUSH), mini_batches=st.integers(1, 4)
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_every_policy_on_random_graphs(plan: Plan, policy: tuple[WeightPolicy, Predictor], mini_batches: int) -> None:
     plan = with_policy(plan, *policy)
     try:

@@ -1,6 +1,7 @@
 """Trainings in which several ranks share each replica of a stage: importable functions of plain values."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -9,15 +10,16 @@ from typing import Any, cast
 import torch
 from exchanges import exchanges
 from models_to_share import LENGTH, MODELS, OPAQUE, VOCABULARY
+from shared_captures import shared_capture
 from torch import Tensor, nn
 from torch.nn import functional
 
 import graphpipe as gp
-from graphpipe.graph import Origin
-from graphpipe.model.capture.capture import Captured, capture_nodes
+from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture_file.capture_file import load_capture
 from graphpipe.model.shards.logits.divided_logits import before_loss
 from graphpipe.run.inference.inference_pipeline import InferencePipeline
+from graphpipe.run.stage.losses.divided_forward import only_named
 
 SAMPLES = 4
 Cut = Sequence[tuple[Sequence[str], Sequence[int], int, int]]
@@ -43,9 +45,8 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 @cache
 def captured_of(name: str) -> Captured:
-    """Return the capture of a model in double precision, once in each process."""
-    origin = Origin(method="auto", opaque=OPAQUE.get(name, ()))
-    return capture_nodes(MODELS[name]().double(), {"tokens": batch()[0]}, origin)
+    """Return the capture of a model in double precision."""
+    return shared_capture(MODELS[name]().double(), {"tokens": batch()[0]}, OPAQUE.get(name, ()))
 
 
 @cache
@@ -110,11 +111,11 @@ def requests(bad: Sequence[tuple[int, int]] = ()) -> list[Tensor]:
     return tokens
 
 
-def answer_all(cases: Sequence[tuple[str, Cut, Sequence[tuple[int, int]]]]) -> list[Any]:
-    """Answer requests by models whose stages are cut so; for each case the outputs and failures, or None."""
+def answer_all(cases: Sequence[tuple[str, gp.Plan, Sequence[tuple[int, int]]]]) -> list[Any]:
+    """Answer requests by models and their plans; for each case the outputs and failures, or None."""
     found: list[Any] = []
-    for name, cut, bad in cases:
-        plan, model = plan_of(name, cut, inference=True), MODELS[name]().double()
+    for name, plan, bad in cases:
+        model = MODELS[name]().double()
         options = gp.PipelineOptions(captured=captured_of(name))
         with InferencePipeline(plan, model, options=options) as pipeline:
             answers = [*pipeline.map(requests(bad))]
@@ -141,6 +142,8 @@ class Case:
     """Of the pipeline."""
     dropout: float = 0.0
     """Inside what ranks share, and behind it."""
+    checks: bool = False
+    """Whether the first step looks for a mixture of samples, which takes as long as five steps."""
 
 
 def train(case: Case) -> dict[str, Any]:
@@ -150,7 +153,8 @@ def train(case: Case) -> dict[str, Any]:
     captured = load_capture(Path(case.captured), case.plan.graph) if case.captured else captured_of(case.name)
     options = gp.PipelineOptions(timeout_seconds=20, captured=captured, **case.options)
     found: dict[str, Any] = {"losses": [], "norms": []}
-    with gp.Pipeline(case.plan, model, loss_fn, sgd, options=options) as pipeline:
+    checks = nullcontext() if case.checks else only_named()
+    with checks, gp.Pipeline(case.plan, model, loss_fn, sgd, options=options) as pipeline:
         if case.resume:
             gp.Checkpoints(pipeline, case.resume).load()
         held = {
@@ -231,7 +235,7 @@ def train_segments(cases: Sequence[Case]) -> list[dict[str, Any]]:
         captured = load_capture(Path(case.captured), case.plan.graph) if case.captured else captured_of(case.name)
         options = gp.PipelineOptions(timeout_seconds=20, captured=captured, **case.options)
         given = [({"tokens": tokens}, targets) for tokens, targets in map(batch, range(case.steps))]
-        with gp.Pipeline(case.plan, model, loss_fn, sgd, options=options) as pipeline:
+        with only_named(), gp.Pipeline(case.plan, model, loss_fn, sgd, options=options) as pipeline:
             losses = pipeline.segment(given)
             pipeline.sync_model()
             found.append({"losses": losses, "state": {key: each.clone() for key, each in model.state_dict().items()}})

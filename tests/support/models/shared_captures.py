@@ -14,6 +14,7 @@ from torch import nn
 
 from graphpipe.graph import Origin
 from graphpipe.model.capture.capture import Captured, capture_nodes
+from graphpipe.model.capture.op_splits.split_nodes import split_like
 from graphpipe.model.capture_cache.capture_cache import read_entry, write_entry
 from graphpipe.model.inputs import Inputs, name_inputs, read_layout
 from graphpipe.plans import Plan
@@ -26,7 +27,7 @@ def shared_capture(module: nn.Module, example: Inputs, opaque: Sequence[str] = (
     """Return the capture of a module, from files if a process of these tests has captured an equal module before."""
     named = name_inputs(read_layout(module, example), example)
     shapes = [(name, tuple(each.shape), each.dtype) for name, each in named.items()]
-    trained = [each.requires_grad for each in module.parameters()]
+    trained = [(each.dtype, each.requires_grad) for each in module.parameters()]
     parts = (
         type(module).__module__,
         type(module).__qualname__,
@@ -72,6 +73,11 @@ def _has_own_functions(module: nn.Module) -> bool:
     # Two modules that differ only in such a function once got one capture.
     values = (value for part in module.modules() for value in vars(part).values())
     return any(isinstance(value, FunctionType) and not value.__module__.startswith("torch") for value in values)
+
+
+def shared_for(plan: Plan, module: nn.Module, example: Inputs) -> Captured:
+    """Return the shared capture of a module, with the operators split that are split in a plan."""
+    return split_like(shared_capture(module, example), plan.graph)
 
 
 def captured_of(plan: Plan) -> Captured | None:

@@ -2,9 +2,11 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
+from shared_captures import shared_capture, shared_for
 from torch import Tensor, nn
 
 import graphpipe as gp
@@ -32,8 +34,9 @@ def batches() -> list[tuple[Tensor, Tensor]]:
     return [(torch.randn(8, 6).double(), torch.randint(3, (8,))) for _ in range(3)]
 
 
-def plan_of(kind: str, model: nn.Module) -> gp.Plan:
-    graph, cluster = gp.capture(model, batches()[0][0]), gp.Cluster.preset("local:2")
+@cache
+def plan_of(kind: str) -> gp.Plan:
+    graph, cluster = shared_capture(model_of(), batches()[0][0]).graph, gp.Cluster.preset("local:2")
     names = [op.name for op in graph.ops]
     options: dict[str, Any] = {"split": ["1:2"]} if kind == "split" else {}
     stages = [gp.HandStage(ops=("*",), devices=(0, 1), micro_batch=4)]
@@ -100,7 +103,8 @@ def in_plain_pytorch(name: str) -> tuple[list[float], dict[str, Tensor]]:
 def by_pipeline(kind: str, engine: str, name: str, gathered: bool) -> tuple[list[float], dict[str, Tensor]]:
     """Return the same of a pipeline, whose model is changed after `sync_model`, or without it."""
     model, losses = model_of(), []
-    plan, options = plan_of(kind, model), gp.PipelineOptions(engine=engine)
+    plan = plan_of(kind)
+    options = gp.PipelineOptions(engine=engine, captured=shared_for(plan, model_of(), batches()[0][0]))
     with gp.Pipeline(plan, model, LOSS, sgd, options=options) as pipe:
         for number, (x, y) in enumerate(batches()):
             if number == 1:

@@ -115,7 +115,7 @@ def assert_equal(found: Followed, expected: Followed) -> None:
 @pytest.mark.parametrize(
     "more",
     [
-        pytest.param([], id="stages"),
+        pytest.param([], id="stages", marks=pytest.mark.slow),
         pytest.param(["plan.stages=stages.json", "train.shard_optimizer=true"], id="zero1"),
         pytest.param(["plan.stages=stages.json", "train.engine=fsdp2"], id="fsdp2"),
     ],

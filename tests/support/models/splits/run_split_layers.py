@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from run_plans import StageLine, cluster_of, plan_for
 from run_replica_syncs import SYNCS
+from shared_captures import shared_capture, shared_for
 from torch import Tensor, nn
 from torch.nn import functional
 
 import graphpipe as gp
 from graphpipe.graph import split_ops
-from graphpipe.model.capture.capture import capture
 from graphpipe.model.zoo.blocks import Dense
 from graphpipe.planning.settings import SplitChoice
 from graphpipe.plans import Plan
@@ -66,13 +66,13 @@ def plan_of(cut: str) -> Plan:
     """Return the plan of a cut, or of a file."""
     if cut.endswith(".json"):
         return Plan.load(cut)
-    graph = capture(model_of(), batch(0)[0])
+    graph = shared_capture(model_of(), batch(0)[0]).graph
     return plan_for(graph if cut == "whole" else split_ops(graph, ["head"]), CUTS[cut], BATCH)
 
 
 def found_plan(split: SplitChoice) -> Plan:
     """Return the best plan that the search finds on 3 slow devices with slow links."""
-    graph = capture(model_of(), batch(0)[0])
+    graph = shared_capture(model_of(), batch(0)[0]).graph
     cluster = cluster_of(3)
     link = replace(cluster.intra_node, bandwidth_bytes_per_second=1e6, latency_seconds=0.0)
     kind = replace(cluster.device_types[0], peak_flops_per_second=1e7, memory_bytes_per_second=1e8)
@@ -83,7 +83,8 @@ def found_plan(split: SplitChoice) -> Plan:
 def build(cut: str, kind: str = "allreduce", seed: int = 0, **options: Any) -> tuple[Pipeline, Branches]:
     """Return a pipeline, and its model."""
     model = model_of(seed)
-    given = PipelineOptions(**SYNCS[kind], clip_norm=0.5, **options)
+    captured = shared_for(plan_of(cut), model, batch(0)[0])
+    given = PipelineOptions(**SYNCS[kind], clip_norm=0.5, captured=captured, **options)
     return Pipeline(plan_of(cut), model, functional.mse_loss, adam, options=given), model
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from run_plans import StageLine, plan_for
 from run_split_layers import adam
+from shared_captures import shared_capture
 from torch import Tensor, nn
 from torch.nn import functional
 
 from graphpipe.graph import split_ops
-from graphpipe.model.capture.capture import capture
 from graphpipe.plans import Plan
 from graphpipe.run import Pipeline
 from graphpipe.run.checkpoint.checkpoints import Checkpoints
@@ -64,7 +64,7 @@ def batch(seed: int) -> tuple[Tensor, Tensor]:
 def plan_of(cut: str) -> Plan:
     """Return the plan of a cut."""
     names, stages = CUTS[cut]
-    graph = split_ops(capture(model_of(), batch(0)[0]), names)
+    graph = split_ops(shared_capture(model_of(), batch(0)[0]).graph, names)
     left = [*graph.order]
     lines: list[StageLine] = []
     for patterns, devices, micro_batch in stages:

@@ -5,9 +5,11 @@ from typing import Any
 
 import torch
 from run_plans import cluster_of
+from shared_captures import shared_capture
 from torch import Tensor, nn
 
 import graphpipe as gp
+from graphpipe.model.capture.capture import Captured
 from graphpipe.plans import Plan
 from graphpipe.run.initial_weights.own_tensors import named_tensors
 
@@ -83,9 +85,14 @@ def words_batch(seed: int = 0) -> tuple[Tensor, Tensor]:
     return words, torch.randint(WORDS, (BATCH,), generator=generator)
 
 
+def words_capture() -> Captured:
+    """Return the capture of the model."""
+    return shared_capture(meta_words(), words_batch()[0])
+
+
 def words_plan(count: int, degree: int = 1) -> Plan:
     """Return a plan with a chain of stages of about equally many operators, all with the same number of replicas."""
-    graph, cluster = gp.capture(meta_words(), words_batch()[0]), cluster_of(count * degree)
+    graph, cluster = words_capture().graph, cluster_of(count * degree)
     names = list(graph.order)
     cuts = [round(number * len(names) / count) for number in range(count + 1)]
     stages = [
@@ -104,7 +111,7 @@ def train_words(
 ) -> dict[str, Any]:
     """Train a few steps; return the initial weights that this rank had, the losses and all weights at the end."""
     model = meta_words()
-    options = gp.PipelineOptions(seed=3, engine=engine, initial_weights=weights)
+    options = gp.PipelineOptions(seed=3, engine=engine, initial_weights=weights, captured=words_capture())
     with gp.Pipeline(words_plan(count, degree), model, nn.functional.cross_entropy, adam, options=options) as pipeline:
         pipeline.gather_weights()
         initial = {name: each.detach().clone() for each, name in named_tensors(model) if not each.is_meta}
