@@ -1,6 +1,5 @@
 """The documentation site builds with warnings as errors, and every planner, schedule and room has its page."""
 
-import ast
 import re
 import subprocess
 from functools import partial
@@ -99,8 +98,8 @@ def test_the_files_of_the_repository_that_a_page_names_exist(page: Path) -> None
 
 
 def classes_in(folder: Path) -> set[str]:
-    trees = [ast.parse(path.read_text()) for path in folder.rglob("*.py")]
-    return {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    texts = (path.read_text() for path in folder.rglob("*.py"))
+    return {name for text in texts for name in re.findall(r"^\s*class (\w+)", text, re.MULTILINE)}
 
 
 def test_the_rooms_name_their_neighbours(site: Path) -> None:
