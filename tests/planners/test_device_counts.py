@@ -9,19 +9,23 @@ from problems import cluster, table, towers
 import graphpipe as gp
 from bench.search.vision_models import vision_graph
 from graphpipe.graph import Edge, Graph, Op, read_pipedream
-from graphpipe.model.zoo import zoo
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.registry import PLANNERS
 from graphpipe.planning.best_candidate import BestCandidate
 from graphpipe.simulator import step_seconds
+from graphpipe.zoo_graphs.zoo_graph import find_zoo_graph
 
 PROFILE = Path(__file__).parents[3] / "shared" / "data" / "pipedream" / "gnmt.graph.txt"
 
 
 @cache
 def graph_of(model: str) -> gp.Graph:
-    return vision_graph(model) if model in ("resnet18", "squeezenet") else gp.capture(*zoo(model))
+    if model in ("resnet18", "squeezenet"):
+        return vision_graph(model)
+    found = find_zoo_graph(model)
+    assert found is not None
+    return found.graph
 
 
 def step(model: str, spec: str, planner: str, schedule: str) -> float:

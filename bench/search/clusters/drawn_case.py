@@ -10,7 +10,7 @@ from bench.search.profiles import DATA
 from graphpipe.cluster import Cluster, Device, DeviceType, Link, LinkLevel
 from graphpipe.graph import Edge, Op, Work
 from graphpipe.graph.import_pipedream import read_pipedream
-from graphpipe.model.zoo import zoo
+from graphpipe.zoo_graphs.zoo_graph import find_zoo_graph
 
 KINDS = ("equal", "slow sites", "types", "memory")
 """What is special about a cluster: nothing, links between sites, devices of several speeds, or of several memories."""
@@ -134,7 +134,11 @@ def _link(bandwidth: float, latency: float) -> Link:
 
 @cache
 def _graph(model: str) -> gp.Graph:
-    return gp.capture(*zoo(model)) if model in ZOO else read_pipedream(DATA / f"{model}.graph.txt")
+    if model not in ZOO:
+        return read_pipedream(DATA / f"{model}.graph.txt")
+    found = find_zoo_graph(model)
+    assert found is not None, model
+    return found.graph
 
 
 def _unique(devices: Sequence[Device], field: str) -> list[str]:
