@@ -192,12 +192,12 @@ def test_weights_are_saved_if_the_accuracy_of_the_trained_model_is_not_a_number(
 
 @pytest.mark.usefixtures("forked_ranks")
 def test_the_loss_is_part_of_what_is_planned(run: Run, config: Path) -> None:
-    product = "torch.ones(1000, 1000).matmul(torch.ones(1000, 1000)).mean()"
+    product = "torch.ones(500, 500).matmul(torch.ones(500, 500)).mean()"
     slow = f"lambda o, t: (o - t).pow(2).mean() + 0 * o.sum() * {product}"
     Path("tiny.py").write_text(TASK.replace("loss_fn=loss_fn", f"loss_fn={slow}"))
     began = time.thread_time()
     for _ in range(5):
-        torch.ones(1000, 1000).matmul(torch.ones(1000, 1000))
+        torch.ones(500, 500).matmul(torch.ones(500, 500))
     seconds = (time.thread_time() - began) / 5
     assert run("train", config, "plan.costs=profile", "train.steps=1", "--json").code == 0
     rows = CostTable.load(next(Path("runs").glob("*/costs.json"))).rows

@@ -35,7 +35,7 @@ WAYS: dict[str, tuple[Recompute, bool]] = {
     "divided, recomputed": ("full", True),
 }
 """Whether activations are kept, and whether ranks divide the sequence."""
-FEW = ("kept", "divided, recomputed")
+FEW = ("divided, recomputed",)
 
 
 @pytest.mark.parametrize(
