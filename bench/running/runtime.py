@@ -118,10 +118,10 @@ def chain_plan(
     return gp.hand_plan(graph, costs, cluster, batch_size=batch, stages=stages, schedule=schedule)
 
 
-def two_branches(schedule: str, *, warmup: int = 2, repeats: int = 12) -> dict[str, Any]:
-    """Return the row of two branches that sleep, against the same as a chain."""
+def two_branches(schedule: str, *, longer: int = 1, warmup: int = 2, repeats: int = 12) -> dict[str, Any]:
+    """Return the row of two branches that sleep, so many times as long as usual, against the same as a chain."""
     graph = gp.capture(naps.two_branches(), naps.batch(2)[0])
-    ours, other = _naps_plan(graph, schedule), _naps_plan(naps.as_chain(graph), schedule)
+    ours, other = (_naps_plan(each, schedule, longer) for each in (graph, naps.as_chain(graph)))
     row = run_case(
         "branches", ours, graph.name, ranks=len(naps.LAYERS), against="theirs", warmup=warmup, repeats=repeats
     )
@@ -130,15 +130,15 @@ def two_branches(schedule: str, *, warmup: int = 2, repeats: int = 12) -> dict[s
     return {"case": "two-branches"} | row | {"predicted_seconds": predicted, "predicted_ratio": ratio}
 
 
-def _naps_plan(graph: gp.Graph, schedule: str) -> Plan:
+def _naps_plan(graph: gp.Graph, schedule: str, longer: int) -> Plan:
     cluster = naps.cluster()
     return gp.hand_plan(
         graph,
         naps.costs(graph, cluster),
         cluster,
-        batch_size=NAPS_BATCH,
+        batch_size=longer * NAPS_BATCH,
         stages=[
-            gp.HandStage(ops=(name,), devices=(device,), micro_batch=NAPS_MICRO_BATCH, name=name)
+            gp.HandStage(ops=(name,), devices=(device,), micro_batch=longer * NAPS_MICRO_BATCH, name=name)
             for device, name in enumerate(naps.LAYERS)
         ],
         schedule=schedule,

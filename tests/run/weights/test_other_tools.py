@@ -33,7 +33,10 @@ def test_one_rank_trains_as_gradient_accumulation_does() -> None:
 
 @pytest.mark.usefixtures("forked_ranks")
 def test_two_branches_are_faster_than_their_chain_as_predicted() -> None:
-    """Sleeping layers do not contend for cores. A graph of depth three is compared with a chain of five stages."""
-    row = two_branches("1f1b", warmup=1, repeats=3)
+    """Sleeping layers do not contend for cores. A graph of depth three is compared with a chain of five stages.
+
+    Naps of 20 ms once gave 0.90 while other tests used both cores, because each rank then waits for a core between two.
+    """
+    row = two_branches("1f1b", longer=3, warmup=1, repeats=2)
     assert row["predicted_ratio"] == pytest.approx(0.80, abs=0.01)
     assert row["paired_ratio"] == pytest.approx(row["predicted_ratio"], abs=0.08)
