@@ -39,15 +39,15 @@ os.environ["XDG_CACHE_HOME"] = CACHE.name
 
 TESTS = Path(__file__).parent
 LONGEST = (
-    *("docs/test_snippets", "run/test_hugging_face", "run/weights/test_replica_sync", "cli/test_train_elastic"),
-    *("run/stage/test_shapes", "run/checkpoint/test_folder", "run/device/test_memory_usage"),
-    *("run/weights/test_other_tools", "run/faults/test_faults", "cli/test_help_examples"),
-    *("cli/test_train", "cli/test_train_telemetry", "launch/test_launcher", "cli/test_train_resume"),
-    *("model/own_loss/test_families", "planners/lower_bound/test_lower_bound", "planners/test_device_counts"),
-    *("zoo_graphs/test_zoo_graph", "run/stage/test_recompute", "docs/test_site"),
-    *("run/weights/test_tied_parameters", "cli/test_own_task"),
+    *("docs/test_snippets", "run/weights/test_replica_sync", "integrations/test_transformers_trainer"),
+    *("cli/test_train_elastic", "run/test_tensor_parallel", "training/task/test_training_by_plan", "docs/test_site"),
+    *("run/test_hugging_face", "model/own_loss/test_remedies", "run/faults/test_faults", "training/test_train"),
+    *("launch/test_launcher", "run/device/test_memory_usage", "model/split/test_split", "cli/test_help_examples"),
+    *("model/capture/test_capture", "run/weights/test_other_tools", "zoo_graphs/test_zoo_graph", "cli/test_verbs"),
+    *("cli/test_infer", "cli/test_train_resume", "cli/test_train_telemetry", "run/device/test_shared_memory"),
+    *("model/capture_cache/test_capture_cache", "run/segments/test_weight_policies", "run/stage/test_shapes"),
 )
-"""Files of half a minute and more: begun last, one of them would keep a single worker busy at the end."""
+"""Files of a quarter of a minute and more: begun last, one of them would keep a single worker busy at the end."""
 
 OF_RUNNING_PROCESSES = {"cli", "docs", "doctor", "launch", "link_profile", "profiler", "report", "run", "training"}
 """Rooms whose tests start processes, measure time, or wait for either. Other work on the machine can disturb them."""
