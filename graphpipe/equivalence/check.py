@@ -131,10 +131,12 @@ class _Check:
     def result(self) -> Equivalence:
         """Return the result."""
         subject, plain = self._plain()
-        cut = self._cut(subject)
-        found = self._differences(plain, cut)
-        if found and not isinstance(cut, Ended) and all(each.kind not in _STRUCTURE for each in found):
-            found = self._confirmed(subject, plain, cut, found)
+        found = self._found(subject, plain)
+        if not found and plain.remembers:
+            second = replace(subject, again=True)
+            again = isolated(partial(plain_step, second), self.seconds)
+            if isinstance(again, StepRecord) and (found := self._found(second, again)):
+                subject, plain = second, again
         made = partial(
             Equivalence,
             samples=subject.plan.batch_size,
@@ -152,9 +154,17 @@ class _Check:
             differences=place.differences,
             level=place.level,
             first=place.first,
-            remedy=advice(place, batch_size=self.batch_size),
+            remedy=advice(place, batch_size=self.batch_size, again=subject.again),
             check_seconds=self._elapsed,
         )
+
+    def _found(self, subject: CheckSubject, plain: StepRecord) -> tuple[Deviation, ...]:
+        # The differences of a step as the plan divides and cuts it.
+        cut = self._cut(subject)
+        found = self._differences(plain, cut)
+        if found and not isinstance(cut, Ended) and all(each.kind not in _STRUCTURE for each in found):
+            found = self._confirmed(subject, plain, cut, found)
+        return found
 
     @property
     def _elapsed(self) -> float:

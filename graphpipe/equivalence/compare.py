@@ -7,16 +7,18 @@ import torch
 from torch import Tensor
 
 from graphpipe.equivalence.deviation import Deviation, Kind
+from graphpipe.equivalence.steps.relative_difference import (
+    DOUBLE,
+    SINGLE,
+    distance,
+    is_single,
+    largest_of,
+    relative_difference,
+)
 from graphpipe.equivalence.steps.step_record import StepRecord
 from graphpipe.graph import Graph, ParameterSlice, parameter_of
 from graphpipe.model.split.submodules import sliced
 
-_DOUBLE, _SINGLE = 1e-6, 1e-5
-"""Differences relative to the largest element of a tensor that count as rounding. In double precision, these are the
-constants that the captured model has in single precision."""
-_CANCELLED_DOUBLE, _CANCELLED_SINGLE = 1e-9, 1e-6
-"""The same, relative to the largest gradient of all: a gradient that is a sum of terms which cancel is rounded relative
-to its terms."""
 NOISE = 20.0
 """A difference counts only if it is so many times larger than what changing all weights by their rounding makes."""
 
@@ -33,7 +35,7 @@ class Noise:
         one, other = getattr(self.first, group).get(name), getattr(self.second, group).get(name)
         if not isinstance(one, Tensor) or not isinstance(other, Tensor) or one.shape != other.shape:
             return 0.0
-        return _away(one, other) if one.is_floating_point() else 0.0
+        return distance(one, other) if one.is_floating_point() else 0.0
 
     @property
     def of_loss(self) -> float:
@@ -75,12 +77,12 @@ def _outputs(plain: StepRecord, cut: StepRecord, noise: Noise | None) -> list[De
     found: list[Deviation] = []
     for name in plain.outputs.keys() & cut.outputs.keys():
         allowed = NOISE * noise.of("outputs", name) if noise else 0.0
-        size = _beyond(plain.outputs[name], cut.outputs[name], 0.0, allowed)
+        size = relative_difference(plain.outputs[name], cut.outputs[name], 0.0, allowed)
         if size:
             found.append(Deviation(kind="output", name=name, relative=size))
     scale, away = abs(plain.loss), abs(plain.loss - cut.loss)
-    single = _is_single([each for each in plain.gradients.values() if each is not None])
-    allowed = max((_SINGLE if single else _DOUBLE) * max(scale, 1e-3), NOISE * noise.of_loss if noise else 0.0)
+    single = is_single([each for each in plain.gradients.values() if each is not None])
+    allowed = max((SINGLE if single else DOUBLE) * max(scale, 1e-3), NOISE * noise.of_loss if noise else 0.0)
     if not away <= allowed:
         found.append(Deviation(kind="loss", relative=away / scale if scale else away))
     return found
@@ -93,7 +95,7 @@ def _others(plain: StepRecord, cut: StepRecord, noise: Noise | None) -> Iterable
             continue
         if found is None:
             yield Deviation(kind="untrained", name=name)
-        elif size := _beyond(expected, found, 0.0, NOISE * noise.of("others", name) if noise else 0.0):
+        elif size := relative_difference(expected, found, 0.0, NOISE * noise.of("others", name) if noise else 0.0):
             yield Deviation(kind="gradient", name=name, relative=size)
 
 
@@ -101,7 +103,7 @@ def _gradients(
     plain: StepRecord, cut: StepRecord, owners: Mapping[str, str], noise: Noise | None
 ) -> Iterable[Deviation]:
     whole = _whole(cut.gradients, plain.gradients)
-    largest = max((_largest(each) for each in plain.gradients.values() if each is not None), default=0.0)
+    largest = max((largest_of(each) for each in plain.gradients.values() if each is not None), default=0.0)
     for name, expected in plain.gradients.items():
         operator = owners.get(name, "")
         if name not in whole:
@@ -110,13 +112,13 @@ def _gradients(
             continue
         found = whole[name]
         if expected is None or found is None:
-            if expected is not None and _largest(expected):
+            if expected is not None and largest_of(expected):
                 yield Deviation(kind="zero", name=name, operator=operator, relative=1.0)
             elif expected is not found:
                 yield Deviation(kind="zero" if found is None else "none", name=name, operator=operator)
             continue
         allowed = NOISE * noise.of("gradients", name) if noise else 0.0
-        size = _beyond(expected, found, largest, allowed)
+        size = relative_difference(expected, found, largest, allowed)
         if size:
             yield Deviation(kind="gradient", name=name, operator=operator, relative=size)
 
@@ -148,46 +150,6 @@ def _changes(
                 continue
             size = 1.0  # changed only in one of them
             if name in one and name in other:
-                size = _beyond(one[name], other[name], 0.0, NOISE * noise.of(group, name) if noise else 0.0)
+                size = relative_difference(one[name], other[name], 0.0, NOISE * noise.of(group, name) if noise else 0.0)
             if size:
                 yield Deviation(kind=kind, name=name, operator=owners.get(name, ""), relative=size)
-
-
-def _beyond(expected: Tensor, found: Tensor, largest: float, allowed: float) -> float:
-    # The relative difference; 0 if rounding explains it.
-    if expected.shape != found.shape:
-        return 1.0
-    if not expected.numel():
-        return 0.0
-    if not expected.is_floating_point() and not expected.is_complex():
-        return 0.0 if torch.equal(expected, found) else float((expected != found).double().mean())
-    single = _is_single([expected, found])
-    relative, cancelled = (_SINGLE, _CANCELLED_SINGLE) if single else (_DOUBLE, _CANCELLED_DOUBLE)
-    scale, away = _largest(expected), _away(expected, found)
-    if away <= max(relative * scale, cancelled * largest, allowed):
-        return 0.0
-    return away / scale if scale else 1.0
-
-
-def _is_single(tensors: Iterable[Tensor]) -> bool:
-    return any(each.dtype not in (torch.float64, torch.complex128) for each in tensors)
-
-
-def _largest(tensor: Tensor) -> float:
-    whole = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
-    largest = float(whole.abs().max()) if whole.numel() else 0.0
-    return largest if largest < float("inf") else float(whole.abs().nan_to_num(nan=0.0, posinf=0.0).max())
-
-
-def _away(one: Tensor, other: Tensor) -> float:
-    # Where both are not finite alike, they are equal.
-    one, other = one.detach(), other.detach()
-    if not one.numel():
-        return 0.0
-    largest = float((one - other).abs().max())
-    if largest < float("inf"):
-        return largest
-    same = (one == other) | ((one != one) & (other != other))
-    apart = torch.where(same, torch.zeros_like(one), (one - other).abs())
-    largest = float(apart.max())
-    return largest if largest == largest else float("inf")

@@ -7,17 +7,25 @@ from graphpipe.run.device.fixed_draws import STATISTICS
 _MASKS = frozenset(("bernoulli_", "bernoulli", "native_dropout", "rrelu_with_noise"))
 
 
-def advice(place: Place | None, *, batch_size: int = 0) -> str:
+def advice(place: Place | None, *, batch_size: int = 0, again: bool = False) -> str:
     """Return what to do about differences, in sentences.
 
     Args:
         place: where the pipeline begins to differ. None: two plain steps differ from each other.
         batch_size: of the plan.
+        again: whether they differ in a second step only.
     """
     if place is None:
         return (
             "Two plain steps with other seeds differ too: the forward or the loss draws random numbers that are not "
             "torch's, so nothing can be compared. Draw them with torch, or make them part of the inputs."
+        )
+    if again:
+        return (
+            "The forward or the loss computes something else when it is called again with the same weights and "
+            "buffers: it keeps values between calls. A pipeline does what the first call did, or calls it for each "
+            "micro-batch. Give the values as inputs, or put that part into a submodule that stays whole and gets the "
+            "whole mini-batch: gp.capture(..., whole_batch=[NAME])."
         )
     untrained = [each.name for each in place.differences if each.kind == "untrained"]
     if untrained:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checked_model import Cut, Model, checked, cut_everywhere, kinds, samples
+from checked_model import WIDE, Cut, Model, checked, cut_everywhere, kinds, samples
 from torch import Tensor, nn
 
 import graphpipe as gp
@@ -179,3 +179,60 @@ def test_a_loss_that_fails_in_plain_pytorch_is_named(plain_program: Cut) -> None
 
     with pytest.raises(gp.InvalidInput, match=r"a step in plain PyTorch raised KeyError: 'labels' \(test_check.py"):
         checked(Model(), plain_program, wrong)
+
+
+class Bank(nn.Module):
+    """Adds to a value what it kept of the call before, if it `keeps`; else it only builds a table once."""
+
+    def __init__(self, *, keeps: bool) -> None:
+        super().__init__()
+        self.layer, self.keeps, self.kept = nn.Linear(WIDE, WIDE), keeps, None
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.layer(x)
+        if self.keeps:
+            made = made if self.kept is None else made + 0.1 * self.kept.mean(0)
+            self.kept = made.detach()
+        elif self.kept is None:
+            self.kept = torch.arange(WIDE)
+        return made
+
+
+class WithBank(nn.Module):
+    """A model whose own forward keeps values, which a capture follows."""
+
+    def __init__(self, *, keeps: bool) -> None:
+        super().__init__()
+        self.bank, self.last = Bank(keeps=keeps), nn.Linear(WIDE, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(Bank.forward(self.bank, x))
+
+
+class RunningMean:
+    """A loss relative to the mean of those before."""
+
+    def __init__(self) -> None:
+        self.mean = 1.0
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        loss = nn.functional.cross_entropy(outputs, targets)
+        self.mean = 0.9 * self.mean + 0.1 * float(loss)
+        return loss / self.mean
+
+
+def test_values_that_are_kept_between_calls_are_found_in_a_second_step() -> None:
+    """A memory bank in an attribute was followed as its first call went, in silence: it adds nothing there."""
+    loss = nn.functional.cross_entropy
+    for keeps in (True, False):
+        model = WithBank(keeps=keeps)
+        found = checked(model, cut_everywhere(model, samples()[0]), loss)
+        assert found.level == ("capture" if keeps else None)
+        assert ("it keeps values between calls" in found.remedy) is keeps
+        assert model.bank.kept is None
+    whole = nn.Sequential(Bank(keeps=True), nn.Linear(WIDE, 3))
+    assert checked(whole, cut_everywhere(whole, samples()[0]), loss).level == "micro-batches"
+    assert checked(whole, cut_everywhere(whole, samples()[0], micro_batch=8), loss).equal
+    model = nn.Sequential(nn.Linear(WIDE, WIDE), nn.Linear(WIDE, 3))
+    found = checked(model, cut_everywhere(model, samples()[0]), RunningMean())
+    assert found.level == "micro-batches"

@@ -41,6 +41,8 @@ class CheckSubject:
     """Whether to record what every submodule returns."""
     shaken: bool = False
     """Whether the plain step begins with weights that differ by their rounding."""
+    again: bool = False
+    """Whether the step is a second one, which begins with the weights and buffers that the first one had."""
 
     @property
     def modules(self) -> list[nn.Module]:

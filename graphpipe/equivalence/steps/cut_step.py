@@ -11,7 +11,15 @@ from torch.optim import Optimizer
 
 from graphpipe.equivalence.steps.check_subject import CheckSubject, labels, seed_all
 from graphpipe.equivalence.steps.own_values import own_values
-from graphpipe.equivalence.steps.plain_step import changed, changing, other_name, outputs_of, watching, without_compiled
+from graphpipe.equivalence.steps.plain_step import (
+    changed,
+    changing,
+    other_name,
+    outputs_of,
+    put_back,
+    watching,
+    without_compiled,
+)
 from graphpipe.equivalence.steps.reached_leaves import reached_leaves
 from graphpipe.equivalence.steps.step_record import StepRecord
 from graphpipe.equivalence.steps.watched_values import joined
@@ -63,8 +71,16 @@ def cut_step(subject: CheckSubject, plan: Plan) -> StepRecord:
             only_named(),
             Pipeline(_counting_nothing(plan), programs, given.loss_fn, _holding(held), options=options) as pipe,
         ):
+            mini_batch = with_containers(graph.input_layout, given.inputs), given.targets
+            if given.again:
+                pipe.step(*mini_batch)
+                for each, old in zip(programs, before, strict=True):
+                    put_back(each.module, old)
+                values.clear()
+                outputs.forget()
+                seed_all(given.seed)
             start = time.perf_counter()
-            loss = pipe.step(with_containers(graph.input_layout, given.inputs), given.targets)
+            loss = pipe.step(*mini_batch)
             seconds = time.perf_counter() - start
             gradients, others = pipe.gradients(), _others(held, model, given.loss_fn)
         state = [
@@ -186,6 +202,10 @@ class _RecordedOutputs:
     def _note(self, _: nn.Module, __: Any, results: Any) -> None:
         if torch.is_grad_enabled() != self._again:
             self._parts.append(outputs_of(self._program.output(results[1]), self._rows))
+
+    def forget(self) -> None:
+        """Forget what was noted."""
+        self._parts.clear()
 
     def joined(self) -> dict[str, Tensor]:
         """Return the outputs of all samples, where they can be joined."""

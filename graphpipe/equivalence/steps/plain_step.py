@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from graphpipe.equivalence.steps.check_subject import CheckSubject, labels, seed_all
 from graphpipe.equivalence.steps.own_values import own_values
 from graphpipe.equivalence.steps.reached_leaves import reached_leaves
+from graphpipe.equivalence.steps.relative_difference import relative_difference
 from graphpipe.equivalence.steps.step_record import StepRecord
 from graphpipe.equivalence.steps.watched_values import joined, watched_values
 from graphpipe.model.torch_private import flatten
@@ -40,8 +42,13 @@ def plain_step(subject: CheckSubject) -> StepRecord:
             _shake(model)
         before = changing(model)
         seed_all(given.seed)
+        if given.again:
+            _train(given, draws)
+            values.clear()
+            put_back(model, before)
+            seed_all(given.seed)
         trained = _train(given, draws)
-        return StepRecord(
+        record = StepRecord(
             loss=trained.loss,
             outputs=trained.outputs,
             gradients={name: each.grad for name, each in model.named_parameters() if each.requires_grad},
@@ -53,6 +60,21 @@ def plain_step(subject: CheckSubject) -> StepRecord:
             drawn=tuple(draws.drawn),
             seconds=trained.seconds,
         )
+        if given.again or given.watched:
+            return record
+        put_back(model, before)
+        return replace(record, remembers=_remembers(given, trained))
+
+
+def _remembers(given: CheckSubject, trained: _Trained) -> bool:
+    seed_all(given.seed)
+    with FixedDraws(double=given.double), torch.no_grad():
+        output = given.forward()
+        loss = as_mean(given.loss_fn(output, given.targets)).item()
+    outputs = outputs_of(output, len(next(iter(given.inputs.values()))))
+    pairs = [(each, outputs[name]) for name, each in trained.outputs.items() if name in outputs]
+    pairs.append((torch.tensor(trained.loss), torch.tensor(loss)))
+    return any(bool(relative_difference(one, other)) for one, other in pairs)
 
 
 def _train(given: CheckSubject, draws: FixedDraws) -> _Trained:
@@ -118,6 +140,25 @@ def outputs_of(output: Any, samples: int) -> dict[str, Tensor]:
         for n, each in parts
         if isinstance(each, Tensor) and each.dim() and len(each) == samples
     }
+
+
+def put_back(model: nn.Module, before: "State") -> None:
+    """Give a model's parameters and buffers the values again that `changing` returned, and remove gradients."""
+    parameters, buffers = before
+    with torch.no_grad():
+        for name, each in model.named_parameters():
+            each.grad = None
+            _fill(each, parameters[name])
+        for name, each in model.named_buffers():
+            if name in buffers:
+                _fill(each, buffers[name])
+
+
+def _fill(tensor: Tensor, values: Tensor) -> None:
+    if tensor.shape == values.shape:
+        tensor.copy_(values)
+    else:
+        tensor.data = values.clone()
 
 
 State = tuple[dict[str, Tensor], dict[str, Tensor]]

@@ -34,6 +34,9 @@ class StepRecord:
     """What submodules returned and the gradients that arrived there, by path, if they were asked for."""
     drawn: tuple[str, ...] = ()
     """The operations that drew random numbers, which were replaced."""
+    remembers: bool = False
+    """Whether the forward computes something else when it is called again, with the same weights and buffers. Only of a
+    plain step, and not of a second one."""
     seconds: float = 0.0
     """Seconds that the step took."""
 
@@ -44,6 +47,7 @@ class StepRecord:
             "drawn": self.drawn,
             "seconds": self.seconds,
             "read_by_loss": self.read_by_loss,
+            "remembers": self.remembers,
         }
         tensors: list[Tensor] = []
         place = 0
@@ -96,6 +100,7 @@ class StepRecord:
             values=tensors["values"],
             drawn=tuple(header["drawn"]),
             read_by_loss=tuple(header["read_by_loss"]),
+            remembers=header["remembers"],
             seconds=header["seconds"],
         )
 

@@ -207,6 +207,23 @@ def test_a_number_that_a_followed_forward_changes() -> None:
         gp.capture(Annealed(), torch.randn(4, 6))
 
 
+class Initialised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last, self.first = nn.Linear(6, 6), nn.Linear(6, 3), True
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale, self.first = (2.0 if self.first else 1.0), False
+        return self.last(torch.tanh(self.layer(x))) * scale
+
+
+@pytest.mark.timeout(60)
+def test_a_flag_that_a_followed_forward_changes() -> None:
+    """Only numbers were named, and the first call was followed for ever."""
+    with pytest.warns(UserWarning, match="the forward of the model itself changes 'first' and reads it"):
+        gp.capture(Initialised(), torch.randn(4, 6))
+
+
 class AnnealedByAMethod(Annealed):
     def temperature(self) -> int:
         self.calls += 1

@@ -72,16 +72,17 @@ def effects_refused(fake: nn.Module, followed: Mapping[nn.Module, str]) -> Gener
 
 
 def warn_of_counters(followed: Mapping[nn.Module, str]) -> None:
-    """Warn of the first number among the attributes of modules that their own forwards change and read."""
-    # torch.export undoes what a forward does to attributes, so the code is read: a number that it sets and reads.
+    """Warn of the first number or flag among the attributes of modules that their own forwards change and read."""
+    # torch.export undoes what a forward does to attributes, so the code is read: a number that it sets and reads. What
+    # is none, such as a list, only `gp.check` finds.
     for module, path in followed.items():
         uses = {(each.opname, each.argval) for code in _codes(type(module)) for each in dis.get_instructions(code)}
         for name, value in vars(module).items():
-            if type(value) in (int, float) and {("STORE_ATTR", name), ("LOAD_ATTR", name)} <= uses:
+            if type(value) in (int, float, bool) and {("STORE_ATTR", name), ("LOAD_ATTR", name)} <= uses:
                 whose = f"'{path}'" if path else "the model itself"
                 warn_user(
                     f"the forward of {whose} changes '{name}' and reads it. A "
-                    "pipeline follows this forward, and computes with the number that it had. Change it between steps, "
+                    "pipeline follows this forward, and computes with the value that it had. Change it between steps, "
                     "and build a new pipeline; or do so in a submodule that stays whole (opaque=[...])."
                 )
                 return
