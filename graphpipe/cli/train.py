@@ -182,11 +182,16 @@ def _show_result(output: Output, finished: "FinishedRun", *, apart: bool) -> Non
 
 def _learned_lines(finished: "FinishedRun") -> list[str]:
     from graphpipe.profiler.learning.learned import largest_difference
+    from graphpipe.training.run_folder.finished_run import LEAST_STEPS
 
-    worst = largest_difference(finished.learned)
-    if worst is None:
+    learned = finished.learned
+    if learned is None or (worst := largest_difference(learned.passes)) is None:
         return []
+    besides = f"{LEAST_STEPS} steps or more would tell what a step takes besides tasks, messages and updates"
+    if learned.left_of_steps:
+        overhead = format_seconds(learned.costs.step_overhead_seconds)
+        besides = f"a step took {overhead} besides tasks, messages and updates"
     return [
-        f"learned: the {worst.what} of {worst.stage} took {worst.factor:.2f}x what was predicted; "
+        f"learned: the {worst.what} of {worst.stage} took {worst.factor:.2f}x what was predicted; {besides}; "
         f"`plan.costs={finished.folder}` predicts the next run by what this one measured"
     ]

@@ -39,6 +39,9 @@ class CostTable:
     """Seconds that the optimizer step takes per byte of the parameters."""
     task_overhead_seconds: float = 0.0
     """Seconds that the runtime adds to every task on this machine."""
+    step_overhead_seconds: float = 0.0
+    """Seconds of every step with a flush besides its tasks, messages and updates. Ranks read their mini-batches and
+    compare them, take the norm of the gradients, sum the loss, and wait for each other. Only a run tells this."""
     kept_for_weight_gradient: float = 1.0
     """If the backward is split, the share of a sample's activations that is kept from the end of the input gradient to
     the end of the weight gradient. 1 is the safe value and frees nothing early. Inputs must be kept, attention scores
@@ -52,13 +55,14 @@ class CostTable:
 
     @model_serializer(mode="wrap")
     def _body(self, body_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_empty(body_of(self), "exchanges")
+        return without_empty(body_of(self), "exchanges", "step_overhead_seconds")
 
     def __post_init__(self) -> None:
         for field in (
             "state_bytes_per_parameter_byte",
             "optimizer_seconds_per_parameter_byte",
             "task_overhead_seconds",
+            "step_overhead_seconds",
         ):
             if not 0 <= getattr(self, field) < float("inf"):
                 raise InvalidInput(

@@ -40,8 +40,8 @@ def step_seconds(plan: Plan) -> float:
     if plan.weights != "flush":
         return steady_state(plan).period_seconds
     if applies(plan):
-        return critical_path(plan)
-    return max(when.end for _, when in happen(plan))
+        return critical_path(plan) + plan.step_overhead_seconds
+    return max(when.end for _, when in happen(plan)) + plan.step_overhead_seconds
 
 
 def predict(plan: Plan) -> Prediction:
@@ -72,6 +72,7 @@ def predict(plan: Plan) -> Prediction:
         times = schedule_times(plan, schedule)
         mean = step = step_end(plan, schedule, times)
         busy = sum(_busy_seconds(plan, schedule, number) for number in range(len(plan.stages)))
+    mean, step = mean + plan.step_overhead_seconds, step + plan.step_overhead_seconds
     bubble = 1.0 - busy / (step * len(plan.used_devices)) if step else 0.0
     return Prediction(step_seconds=mean, bubble_fraction=bubble, peak_bytes=_peaks(plan, schedule, times))
 

@@ -1,6 +1,7 @@
 """Simulate a plan: return its predicted trace."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from graphpipe.plans import Plan
 from graphpipe.schedule import LoweredSchedule, Reduce, ReduceTied, Schedule, Transfer
@@ -36,7 +37,8 @@ def simulate(
     If the cluster overlaps, a transfer starts as soon as its values are produced, and transfers and reductions run in
     parallel with the tasks. If not, they occupy the devices at both ends; if it is duplex, two devices that send to
     each other do so at the same time. Tasks on a node with fewer cores than running tasks share the cores equally. The
-    optimizer steps once all gradients of the device are reduced.
+    optimizer steps once all gradients of the device are reduced. What a step takes besides all of this follows at its
+    end, without a span, and is left out of segments.
 
     If the plan's costs declare loads, steps differ. Then several steps are drawn. The one whose length is nearest to
     their mean is returned. In a segment, every sample has the expected loads.
@@ -57,10 +59,9 @@ def simulate(
         drawn = None if loads is None else StepLoads.of(plan, loads)
         return _trace(plan, lowered, happen_lowered(plan, lowered, drawn))
     lowered = _lowered(plan, schedule)
-    if loads is not None:
-        return _trace(plan, lowered, happen_lowered(plan, lowered, StepLoads.of(plan, loads)))
-    if not plan.costs.loads:
-        return _trace(plan, lowered, happen_lowered(plan, lowered))
+    if loads is not None or not plan.costs.loads:
+        drawn = None if loads is None else StepLoads.of(plan, loads)
+        return _with_overhead(plan, _trace(plan, lowered, happen_lowered(plan, lowered, drawn)))
     return mean_step(plan, schedule)[1]
 
 
@@ -74,7 +75,12 @@ def mean_step(plan: Plan, schedule: Schedule | None = None) -> tuple[float, Trac
     lowered = _lowered(plan, schedule)
     drawn = DrawnSteps.of(plan, lowered)
     intervals = _intervals(plan, drawn.lasting(drawn.nearest))
-    return drawn.mean_seconds, _trace(plan, lowered, list(zip(drawn.activities.what, intervals, strict=True)))
+    trace = _trace(plan, lowered, list(zip(drawn.activities.what, intervals, strict=True)))
+    return drawn.mean_seconds + plan.step_overhead_seconds, _with_overhead(plan, trace)
+
+
+def _with_overhead(plan: Plan, trace: Trace) -> Trace:
+    return replace(trace, step_seconds=trace.step_seconds + plan.step_overhead_seconds)
 
 
 def _length(happened: Happened) -> float:

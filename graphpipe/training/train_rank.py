@@ -30,7 +30,7 @@ from graphpipe.run.step.balance import Balance
 from graphpipe.run.step.pipeline_options import PipelineOptions
 from graphpipe.run.weights.weight_update import SchedulerFactory
 from graphpipe.simulator.round_seconds import round_seconds
-from graphpipe.trace import Trace, median_trace
+from graphpipe.trace import Trace, typical_trace
 from graphpipe.training.config.optimizers import apply_settings
 from graphpipe.training.config.parameter_groups import ParameterGroups
 from graphpipe.training.config.settings import TrainConfig
@@ -309,5 +309,5 @@ def reporting_status(pipeline: Pipeline) -> Generator[None]:
 
 def _save(folder: RunFolder, traces: Sequence[Trace], result: TrainResult) -> None:
     if traces:
-        median_trace(traces).save(folder.measured_trace)
+        typical_trace(traces).save(folder.measured_trace)
     write_text(folder.metrics, json.dumps(to_body(result), indent=1) + "\n")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from graphpipe.costs import declare_loads
 from graphpipe.plans import Plan
 from graphpipe.schedule.schedulers.registry import build_schedule
-from graphpipe.simulator import predict
+from graphpipe.simulator import predict, step_seconds
 from graphpipe.simulator.lines.repeating_period import Period
 from graphpipe.simulator.simulate import mean_step, simulate
 
@@ -59,3 +59,16 @@ def assert_equal(plan: Plan):
     assert prediction.step_seconds == pytest.approx(trace.step_seconds, rel=1e-12)
     assert prediction.bubble_fraction == pytest.approx(trace.bubble_fraction, abs=1e-9)
     assert prediction.peak_bytes == pytest.approx(trace.peak_bytes, rel=1e-12)
+
+
+@settings(max_examples=20, deadline=None)
+@given(plan=plans())
+def test_what_a_step_takes_besides_is_added_once(plan: Plan) -> None:
+    """All three figures of a step have it, and tasks are where they were."""
+    costs = replace(plan.costs, step_overhead_seconds=7.0)
+    longer, before = replace(plan, costs=costs), simulate(plan)
+    assert [span.start_seconds for span in simulate(longer).spans] == [span.start_seconds for span in before.spans]
+    assert simulate(longer).step_seconds == pytest.approx(before.step_seconds + 7.0)
+    assert step_seconds(longer) == pytest.approx(before.step_seconds + 7.0)
+    assert predict(longer).step_seconds == pytest.approx(before.step_seconds + 7.0)
+    assert predict(longer).bubble_fraction == pytest.approx(simulate(longer).bubble_fraction)

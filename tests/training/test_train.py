@@ -23,7 +23,7 @@ from graphpipe.schedule.segments.planned_versions import with_policy
 from graphpipe.trace import Trace
 from graphpipe.training.config.from_toml import read_config
 from graphpipe.training.loop.segment_ends import segment_ends
-from graphpipe.training.loop.steps import TRACED
+from graphpipe.training.loop.steps import SPREAD, TRACED, is_recorded
 from graphpipe.training.make_plan import plan_with_costs
 from graphpipe.training.run_folder.metrics_log import read_metrics_log
 from graphpipe.training.run_folder.run_folder import RunFolder
@@ -106,8 +106,12 @@ def test_a_configuration_and_a_plan_may_be_values(config: Path) -> None:
     assert resumed.result.loss_first == first.result.loss_first
 
 
-@pytest.mark.parametrize(("steps", "expected"), [(8, [False] * 3 + [True] * TRACED), (2, [False, True]), (1, [True])])
-def test_only_the_last_steps_are_recorded(
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [(30, [False] * 4 + [True] * 26), (2, [False, True]), (1, [True])],
+    ids=["30 steps", "2 steps", "1 step"],
+)
+def test_the_first_steps_are_not_recorded(
     steps: int, expected: list[bool], config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every step was recorded, and before every step all ranks waited for each other.
@@ -131,6 +135,17 @@ def test_only_the_last_steps_are_recorded(
     assert train_rank(settings, task, plan, folder) is not None
     assert recorded == expected
     assert Trace.load(folder.measured_trace).spans
+
+
+def test_few_steps_of_a_long_training_are_recorded() -> None:
+    """Before each of them all ranks wait for each other. They are spread, because the pace of a machine changes.
+
+    Only the last five were recorded, and costs learned from them were off by what these happened to take.
+    """
+    found = [end for end in range(1, 1001) if is_recorded(end - 1, end, 1000)]
+    assert found == [*range(150, 1000, 50), *range(996, 1001)]
+    segments = [end for end in range(4, 401, 4) if is_recorded(end - 4, end, 400)]
+    assert len(segments) == TRACED // 4 + SPREAD - 2
 
 
 def test_what_the_command_line_refuses_raises_the_same_sentence(run: Run, config: Path) -> None:

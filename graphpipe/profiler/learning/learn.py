@@ -1,8 +1,9 @@
 """Corrected costs from a plan and a measured step of it.
 
 A trace has the seconds of a stage's tasks, and not of each operator. So all operators of a stage get slower or faster
-by one factor for each pass, on each type of device. What the runtime adds to a task stays as it was measured. What the
-simulator adds to a task, such as for ranks that share a processor, stays too: the factor is between both traces.
+by one factor for each pass, on each type of device. What the runtime adds to a task stays as it was profiled, unless
+more lies between two tasks. What the simulator adds to a task, such as for ranks that share a processor, stays too: the
+factor is between both traces. What is then left of a step, by its median seconds, is learned as seconds of every step.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,9 @@ from graphpipe.costs import CostTable
 from graphpipe.costs.op_cost import Halves, OpCost
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan, Stage
-from graphpipe.profiler.learning.learned import LearnedCosts, LearnedPass, Pass
+from graphpipe.profiler.learning.learned import LearnedCosts, LearnedPass, MeasuredRun, Pass
+from graphpipe.profiler.learning.task_gaps import task_gaps
+from graphpipe.simulator.predicted_step import step_seconds
 from graphpipe.simulator.simulate import simulate
 from graphpipe.trace import SpanKind, Trace
 
@@ -22,47 +25,66 @@ _SHORTEST = 1e-9
 """Seconds. A pass that is predicted or measured as shorter has nothing to learn from."""
 
 
-def learn(plan: Plan, measured: Trace) -> LearnedCosts:
-    """Return the costs of a plan, corrected to predict the passes of a measured step of it as they were measured.
+def learn(plan: Plan, measured: Trace, seconds: float | None = None) -> LearnedCosts:
+    """Return the costs of a plan, corrected to predict a measured step of it as it was measured.
 
     Stages whose replicas several devices share, and those that gather their weights layer by layer, keep their costs:
     their tasks wait for messages inside.
 
+    Args:
+        plan: that was run.
+        measured: a typical step.
+        seconds: the median of all steps; None teaches nothing of what a step takes besides its tasks.
+
     Raises:
         InvalidInput: the trace is of another plan.
     """
-    return learn_from([(plan, measured)], plan.costs)
+    return learn_from([MeasuredRun(plan=plan, step=measured, seconds=seconds)], plan.costs)
 
 
-def learn_from(runs: Sequence[tuple[Plan, Trace]], table: CostTable) -> LearnedCosts:
+def learn_from(runs: Sequence[MeasuredRun], table: CostTable) -> LearnedCosts:
     """Return costs, corrected by measured steps of several plans of one model.
 
     An operator's factor is the geometric mean of those of the plans. Parts of operators that a plan splits are not in
-    the costs of the whole graph, and teach nothing.
+    the costs of the whole graph, and teach nothing. What tasks, messages and updates leave of a step is learned last.
 
     Args:
-        runs: plans and a measured step of each.
+        runs: plans, with a measured step of each.
         table: the costs to correct. Plans that split operators were made with these.
 
     Raises:
         InvalidInput: a trace is of another plan.
     """
-    passes: list[LearnedPass] = []
-    optimizer: list[float] = []
-    for plan, measured in runs:
-        if measured.plan_fingerprint != plan.fingerprint:
+    for run in runs:
+        if run.step.plan_fingerprint != run.plan.fingerprint:
             raise InvalidInput(
-                f"the measured step is of plan {measured.plan_fingerprint[:12]}, but the costs of plan "
-                f"{plan.fingerprint[:12]} are to be corrected",
+                f"the measured step is of plan {run.step.plan_fingerprint[:12]}, but the costs of plan "
+                f"{run.plan.fingerprint[:12]} are to be corrected",
                 remedy="Give the plan that was run.",
             )
-        if plan.costs.graph_fingerprint == table.graph_fingerprint:  # it may have been made with other costs
-            plan = replace(plan, costs=table, prediction=None)
+    gaps = [gap for run in runs for gap in task_gaps(simulate(_with_costs(run.plan, table)), run.step)]
+    gap = median(gaps) if gaps else 0.0
+    table = replace(table, task_overhead_seconds=max(table.task_overhead_seconds, gap))
+    passes: list[LearnedPass] = []
+    optimizer: list[float] = []
+    for run in runs:
+        plan = _with_costs(run.plan, table)
         predicted = simulate(plan)
         for at, stage in enumerate(plan.stages):
             if stage.tensor == 1 and (stage.state != "layers" or stage.degree == 1):
-                passes += _passes(plan, at, stage, predicted, measured)
-        optimizer.append(_optimizer_seconds_per_byte(plan, predicted, measured))
+                passes += _passes(plan, at, stage, predicted, run.step, gap)
+        optimizer.append(_optimizer_seconds_per_byte(plan, predicted, run.step))
+    table = _corrected(table, passes)
+    if optimizer:
+        table = replace(table, optimizer_seconds_per_parameter_byte=fmean(optimizer))
+    left = _left_of_steps(runs, table)
+    if left:
+        table = replace(table, step_overhead_seconds=max(0.0, fmean(left)))
+    return LearnedCosts(costs=table, passes=tuple(passes), left_of_steps=left)
+
+
+def _corrected(table: CostTable, passes: Sequence[LearnedPass]) -> CostTable:
+    """Return the table with each pass of an operator by its factors' geometric mean."""
     factors: dict[tuple[str, str], dict[Pass, list[float]]] = {}
     for each in passes:
         for op in each.ops:
@@ -70,14 +92,29 @@ def learn_from(runs: Sequence[tuple[Plan, Trace]], table: CostTable) -> LearnedC
     typical: dict[tuple[str, str], dict[Pass, float]] = {
         row: {what: geometric_mean(found) for what, found in by_pass.items()} for row, by_pass in factors.items()
     }
-    rows = tuple(_scaled(row, typical.get((row.op, row.device_type), {})) for row in table.rows)
-    costs = replace(table, rows=rows)
-    if optimizer:
-        costs = replace(costs, optimizer_seconds_per_parameter_byte=fmean(optimizer))
-    return LearnedCosts(costs=costs, passes=tuple(passes))
+    return replace(table, rows=tuple(_scaled(row, typical.get((row.op, row.device_type), {})) for row in table.rows))
 
 
-def _passes(plan: Plan, at: int, stage: Stage, predicted: Trace, measured: Trace) -> Iterator[LearnedPass]:
+def _with_costs(plan: Plan, table: CostTable) -> Plan:
+    # It may have been made with others. A plan that splits operators keeps its own, which have the parts.
+    return plan if _splits(plan, table) else replace(plan, costs=table, prediction=None)
+
+
+def _left_of_steps(runs: Sequence[MeasuredRun], costs: CostTable) -> tuple[float, ...]:
+    """Return the seconds of each run's steps that costs do not tell."""
+    costs = replace(costs, step_overhead_seconds=0.0)
+    return tuple(
+        run.seconds - step_seconds(_with_costs(run.plan, costs))
+        for run in runs
+        if run.seconds is not None and run.plan.weights == "flush" and not _splits(run.plan, costs)
+    )
+
+
+def _splits(plan: Plan, table: CostTable) -> bool:
+    return plan.costs.graph_fingerprint != table.graph_fingerprint
+
+
+def _passes(plan: Plan, at: int, stage: Stage, predicted: Trace, measured: Trace, gap: float) -> Iterator[LearnedPass]:
     model, overhead = plan.cost_model, plan.costs.task_overhead_seconds
     for kind in dict.fromkeys(plan.cluster.devices[device].type for device in stage.devices):
         devices = [device for device in stage.devices if plan.cluster.devices[device].type == kind]
@@ -97,7 +134,7 @@ def _passes(plan: Plan, at: int, stage: Stage, predicted: Trace, measured: Trace
             if not (expected.get(span) and found.get(span)) or seconds < _SHORTEST:
                 continue
             alone = seconds + again + overhead  # without what the simulator adds
-            took = median(found[span]) / median(expected[span]) * alone - overhead - again * forward
+            took = (median(found[span]) + gap) / median(expected[span]) * alone - overhead - again * forward
             if took < _SHORTEST:
                 continue
             if what == "forward":

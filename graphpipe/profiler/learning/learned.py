@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from graphpipe.costs import CostTable
+from graphpipe.plans import Plan
+from graphpipe.trace import Trace
 
 Pass = Literal["forward", "backward", "input half", "weight half"]
 """`backward` is a whole one; the halves are those of a split one."""
@@ -30,12 +32,27 @@ class LearnedPass:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRun:
+    """A plan that was run, and how long it took."""
+
+    plan: Plan
+    step: Trace
+    """A typical step."""
+    seconds: float | None = None
+    """The median of all steps, with what ranks do before a step is recorded, such as to read a mini-batch. None teaches
+    nothing of what a step takes besides its tasks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedCosts:
     """Costs, corrected by the spans of a run."""
 
     costs: CostTable
     passes: tuple[LearnedPass, ...]
     """What was corrected, in the order of the plan's stages."""
+    left_of_steps: tuple[float, ...] = ()
+    """Seconds that steps took besides what these costs say of tasks, messages and updates, by run. Their mean is
+    `costs.step_overhead_seconds`. Empty if there were too few steps to tell."""
 
 
 def largest_difference(passes: Sequence[LearnedPass]) -> LearnedPass | None:

@@ -125,6 +125,8 @@ def _path_shares(plan: Plan) -> tuple[PathShare, ...]:
     seconds: dict[str, list[float]] = {}
     for what, when in critical_work(plan):
         seconds.setdefault(_work_name(plan, what), []).append(when.end - when.start)
+    if plan.step_overhead_seconds:
+        seconds["what ranks do besides"] = [plan.step_overhead_seconds]
     shares = [PathShare(work=name, seconds=sum(times), count=len(times)) for name, times in seconds.items()]
     return tuple(sorted(shares, key=lambda share: -share.seconds))
 

@@ -109,4 +109,5 @@ def _scaled(costs: CostTable, scale: float, shrink: float, fingerprint: str) -> 
         rows=tuple(row.times(scale) for row in costs.rows),
         optimizer_seconds_per_parameter_byte=costs.optimizer_seconds_per_parameter_byte * scale / shrink,
         task_overhead_seconds=costs.task_overhead_seconds * scale,
+        step_overhead_seconds=0.0,  # a rehearsal does nothing besides
     )

@@ -15,11 +15,11 @@ from graphpipe.training.run_folder.leave_request import LeaveRequest
 from graphpipe.training.run_folder.metrics_log import StepMetrics
 
 TRACED = 5
-"""Number of last steps that are traced. The one with the median time is saved as the measured trace.
+"""Number of last steps that are traced, at least.
 
-Before a traced step all ranks wait for each other. The steps before evaluations are traced too. The others are not
-recorded, and do not have this barrier. Nor is the first step, if others follow, because stages are checked in it. With
-gradients apart none is recorded, because the predicted trace is that of the plan's stages."""
+Before a traced step all ranks wait for each other. The others are not recorded, and do not have this barrier."""
+SPREAD = 20
+"""Steps that are traced besides, evenly over the training, so that costs are learned from all of it."""
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class DoneSteps:
     """How the steps of a training have ended."""
 
     traces: list[Trace] = field(default_factory=list[Trace])
-    """Of the last steps that were recorded, at most `TRACED`."""
+    """Of the last steps that were recorded, at most `TRACED + SPREAD`."""
     why_ended: str = ""
     """Why the training ended before its last step; empty if it did not, or leaves to go on with other ranks."""
 
@@ -56,15 +56,14 @@ def run_steps(
     settings, callbacks, last = evaluations.config.train, evaluations.callbacks, telemetry.steps
     for end in segment_ends(settings, pipeline.steps, last, flushes=flushes(settings, pipeline.plan)):
         evaluated = evaluations.due(end)
-        traced = (end > last - TRACED or evaluated) and (pipeline.steps > 0 or end == last)
-        pipeline.recording = traced and not settings.gradients_apart
+        pipeline.recording = not settings.gradients_apart and (evaluated or is_recorded(pipeline.steps, end, last))
         for each in _segment(pipeline, batches, end):
             history.append(each)
             figures = telemetry.step(each, drained=each.step == end)
             callbacks.call(lambda callback, training, given=figures: callback.step(training, given))
         buffers.update()
         if pipeline.recording:
-            done.traces = [*done.traces, pipeline.trace()][-TRACED:]
+            done.traces = [*done.traces, pipeline.trace()][-TRACED - SPREAD :]
             telemetry.traced(done.traces[-1])
         if evaluated:
             evaluations.make()
@@ -83,6 +82,18 @@ def run_steps(
             telemetry.ended_early(done.why_ended)
             break
     return done
+
+
+def is_recorded(begin: int, end: int, last: int) -> bool:
+    """Return whether a segment is recorded that begins after a step and ends with another one.
+
+    The first step is not, if others follow, because stages are checked in it. Nor is one of the first tenth, which
+    warms up, unless it is among the last ones.
+    """
+    if end > last - TRACED:
+        return begin > 0 or end == last
+    every = max(1, last // SPREAD)
+    return begin // every < end // every and 10 * begin > last
 
 
 def _segment(pipeline: Pipeline, batches: Iterator[GivenBatch], end: int) -> list[StepMetrics]:

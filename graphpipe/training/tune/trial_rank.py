@@ -14,7 +14,7 @@ from graphpipe.files.text_file import write_text
 from graphpipe.model.capture_file.capture_file import load_capture
 from graphpipe.plans import Plan
 from graphpipe.run.pipeline import Pipeline
-from graphpipe.trace import Trace, median_trace
+from graphpipe.trace import Trace, typical_trace
 from graphpipe.training.task.task import Batch
 from graphpipe.training.tune.tuned_model import TunedModelName, load_tuned_model
 
@@ -36,7 +36,7 @@ class PlanFiles:
     steps: str
     """Is written: the seconds of each measured step."""
     trace: str
-    """Is written: the measured step with the median time."""
+    """Is written: a typical step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ def measured_steps(pipeline: Pipeline, batch: Batch, steps: int) -> tuple[list[T
 
 
 def _write(files: PlanFiles, traces: list[Trace], seconds: list[float]) -> None:
-    median_trace(traces).save(files.trace)
+    typical_trace(traces).save(files.trace)
     # Last, because a plan whose steps are written has run.
     write_text(Path(files.steps), json.dumps(seconds) + "\n")
 

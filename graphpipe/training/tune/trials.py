@@ -11,7 +11,7 @@ from graphpipe.launch.launcher import launch
 from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture.op_splits.split_nodes import split_like
 from graphpipe.model.capture_file.capture_file import save_capture
-from graphpipe.plans import Plan
+from graphpipe.profiler.learning.learned import MeasuredRun
 from graphpipe.trace import Trace
 from graphpipe.training.tune.candidates import Candidate
 from graphpipe.training.tune.trial_rank import PlanFiles, TrialRound, save_round
@@ -88,10 +88,11 @@ class Trials:
                 self.failures[left.pop(0)] = failure
         return found
 
-    def runs(self) -> list[tuple[Plan, Trace]]:
+    def runs(self) -> list[MeasuredRun]:
         """Return the plans that ran, each with its typical step, as costs learn from them."""
         pairs = ((self.candidates[number].plan, trace) for number, trace in sorted(self.measured.items()))
-        return [(plan, trace) for plan, trace in pairs if plan.weights == "flush"]
+        runs = [MeasuredRun(plan=plan, step=step, seconds=step.step_seconds) for plan, step in pairs]
+        return [run for run in runs if run.plan.weights == "flush"]
 
     def _launch(self, chosen: Sequence[int], steps: int) -> str | None:
         # Returns why a rank failed.

@@ -13,6 +13,7 @@ from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.profiler.learning.learn import learn
 from graphpipe.profiler.learning.learned import largest_difference
+from graphpipe.simulator.predicted_step import predict
 from graphpipe.simulator.simulate import simulate
 from graphpipe.trace import Trace
 
@@ -81,6 +82,43 @@ def test_halves_of_a_split_backward_are_learned_each() -> None:
     assert learned.costs.by_op["s1", "unit"].weight_gradient(1.0) == pytest.approx(
         3 * plan.costs.by_op["s1", "unit"].weight_gradient(1.0)
     )
+
+
+def _with_gaps(plan: Plan, gap: float, overhead: float) -> tuple[Trace, float]:
+    """Return a step that has a gap after each task, and more seconds in which no device does anything."""
+    slower = replace(plan, costs=replace(plan.costs, task_overhead_seconds=plan.costs.task_overhead_seconds + gap))
+    trace = _measured(plan, slower)
+    spans = [
+        replace(span, end_seconds=span.end_seconds - gap) if span.kind in ("F", "B") else span for span in trace.spans
+    ]
+    return replace(trace, spans=tuple(spans)), trace.step_seconds + overhead
+
+
+def test_what_a_run_teaches_of_a_step_predicts_another_plan() -> None:
+    """The next plan has twice as many tasks: seconds between tasks count twice there, and those of a step once.
+
+    Half of a short step was missing from what a run had taught: 10 of 15 ms were predicted.
+    """
+    plan = make_plan([Part(micro_batch=2), Part(micro_batch=2)])
+    step, seconds = _with_gaps(plan, gap=0.1, overhead=5.0)
+    learned = learn(plan, step, seconds)
+    assert learned.costs.step_overhead_seconds == pytest.approx(5.0)
+    assert predict(replace(plan, costs=learned.costs)).step_seconds == pytest.approx(seconds)
+    other = replace(make_plan([Part(), Part()]), costs=learned.costs)
+    _, expected = _with_gaps(replace(other, costs=plan.costs), gap=0.1, overhead=5.0)
+    assert predict(other).step_seconds == pytest.approx(expected)
+    next_run = replace(plan, costs=learned.costs)
+    again = learn(next_run, replace(step, plan_fingerprint=next_run.fingerprint), seconds)
+    assert predict(replace(plan, costs=again.costs)).step_seconds == pytest.approx(seconds)  # nothing is added twice
+
+
+def test_few_steps_teach_only_tasks() -> None:
+    """Nothing is said of the rest of a step. What an earlier run has taught of it stays."""
+    plan = make_plan([Part(), Part()])
+    plan = replace(plan, costs=replace(plan.costs, step_overhead_seconds=0.5))
+    learned = learn(plan, _measured(plan, plan))
+    assert learned.left_of_steps == ()
+    assert learned.costs.step_overhead_seconds == 0.5
 
 
 def test_a_step_of_another_plan_teaches_nothing() -> None:
