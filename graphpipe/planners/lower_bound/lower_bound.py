@@ -115,6 +115,7 @@ def gap_percent(plan: Plan, prediction: Prediction) -> float:
     share, or a short last micro-batch, so one that has them may be faster than the bound: then the result is negative.
     """
     bound = step_bound(_problem(plan), shared=most_stages_per_device(plan) > 1, sharded=plan.shards_state)
+    bound += plan.step_overhead_seconds  # which every plan has
     return 100.0 * (prediction.step_seconds / bound - 1.0) if bound else 0.0
 
 

@@ -100,7 +100,8 @@ def explain(plan: Plan, predicted: Trace) -> Explanation:
 
 def explanation_lines(explanation: Explanation, step_seconds: float) -> list[str]:
     """Return the explanation in sentences."""
-    path = ", ".join(f"{share.work} {share.seconds / step_seconds:.0%}" for share in explanation.path[:4])
+    shown = [share for at, share in enumerate(explanation.path) if at < _SHOWN or share.work == _BESIDES]
+    path = ", ".join(f"{share.work} {share.seconds / step_seconds:.0%}" for share in shown)
     busiest = next(group for group in explanation.groups if group.name == explanation.bottleneck)
     lines = [
         f"critical path: {path}",
@@ -117,6 +118,9 @@ def _result(outlook: Outlook) -> str:
     return f"step {format_seconds(outlook.step_seconds)}, {outlook.gain:+.1%} samples/s"
 
 
+_SHOWN = 4
+"""Kinds of work of the critical path that are named."""
+_BESIDES = "what ranks do besides"
 _WORTH = 0.005
 """Smaller gains are not worth a change."""
 
@@ -126,7 +130,7 @@ def _path_shares(plan: Plan) -> tuple[PathShare, ...]:
     for what, when in critical_work(plan):
         seconds.setdefault(_work_name(plan, what), []).append(when.end - when.start)
     if plan.step_overhead_seconds:
-        seconds["what ranks do besides"] = [plan.step_overhead_seconds]
+        seconds[_BESIDES] = [plan.step_overhead_seconds]
     shares = [PathShare(work=name, seconds=sum(times), count=len(times)) for name, times in seconds.items()]
     return tuple(sorted(shares, key=lambda share: -share.seconds))
 

@@ -34,6 +34,16 @@ def test_the_path_adds_up_to_the_step_and_the_bottleneck_is_the_slower_stage() -
         assert each.computing + each.warm_up + each.between + each.drain == pytest.approx(1.0)
 
 
+def test_what_a_step_takes_besides_is_on_the_path_and_in_the_lines() -> None:
+    """It is the smallest share of five, and is named all the same."""
+    plan = replace(SLOWER_END, costs=replace(SLOWER_END.costs, step_overhead_seconds=0.5), prediction=None)
+    predicted = simulate(plan)
+    found = explain(plan, predicted)
+    assert sum(each.seconds for each in found.path) == pytest.approx(predicted.step_seconds) == 27.5
+    assert found.gap_percent < explain(SLOWER_END, simulate(SLOWER_END)).gap_percent
+    assert explanation_lines(found, predicted.step_seconds)[0].endswith(", what ranks do besides 2%")
+
+
 def test_every_outlook_is_simulated() -> None:
     found = {each.change: each for each in explain(SLOWER_END, simulate(SLOWER_END)).outlooks}
     # A mini-batch of 8: 1 + 8 * 6 + 2 = 51 s.
