@@ -1,13 +1,13 @@
 """Tuning from wrong costs: is the plan that `graphpipe tune` keeps the fastest of those it tried, and after how long?
 
 **Measured**, on two local ranks. The costs of every operator are wrong by a factor between 1/2 and 2, drawn anew for
-each row. `tune` runs the six plans that these costs predict best, and the plan that the first measured steps suggest.
-Then all of these plans run for as many steps as the kept one did, and four times more for a few, in turn. The median of
-the five counts, because on shared processors a plan takes 24 ms at one time and 41 ms at another. `behind` is how much
-longer the kept plan takes there than the fastest. `predicted first` is the same for the plan that the wrong costs
-predict best, which is kept without tuning. `noise` is how far two turns of the same plan are apart in the median.
-`steps` is the share of the measured seconds of all steps that tuning needed, and `wall` the share of the whole time, in
-which processes start and models are built.
+each row. `tune` runs the six plans that these costs predict best, and the plan that the measured steps suggest. Then
+all of these plans are judged in five processes after each other: in the first by 14 steps each, as many as a race has
+turns, and in the others by 4. They take turns step by step there, too. The median of the five counts. `behind` is how
+much longer the kept plan takes than the fastest. `predicted first` is the same for the plan that the wrong costs
+predict best, which is kept without tuning. `noise` is how far two processes of the same plan are apart in the median.
+`steps` is the share of the measured seconds of all plans' 14 steps that tuning needed, and `wall` the share of the
+whole time, in which processes start and models are built.
 """
 
 import random
@@ -28,6 +28,7 @@ from bench.tables import markdown
 from graphpipe.model.capture_cache.capture_cache import cached_capture
 from graphpipe.planning.settings import PlanSettings
 from graphpipe.training.task.checked_model import find_checked_model
+from graphpipe.training.tune.racing import MOST_TURNS
 from graphpipe.training.tune.trials import Trials
 from graphpipe.training.tune.tune import TuneProblem, tune
 from graphpipe.training.tune.tuned_model import TunedModelName
@@ -36,8 +37,8 @@ MODELS = {"gpt-small": 32, "two-tower-small": 128, "mmt-small": 64}
 """Mini-batches."""
 DRAWS = 3
 PLANS = 6
-STEPS = 14
-"""Of the plan that is kept: 2, 4 and 8."""
+STEPS = MOST_TURNS
+"""Of each plan when all are tried: the most turns of a race."""
 TURNS, FEW = 5, 4
 """How often all plans run, and the steps of each turn but the first."""
 
@@ -90,14 +91,19 @@ def _tell(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def main() -> None:
-    """Run the rows that are missing, and write the table and JSON."""
-    done = {(row["model"], row["draw"]) for row in read_rows("tuned")}
+def main(*, again: bool = False) -> None:
+    """Run the rows that are missing, and write the table and JSON.
+
+    Args:
+        again: measure all rows again.
+    """
+    rows = [] if again else read_rows("tuned")
+    done = {(row["model"], row["draw"]) for row in rows}
     for draw in range(DRAWS):
         for name in MODELS:
             if (name, draw) not in done:
-                append_row("tuned", measure(name, draw))
-    rows = read_rows("tuned")
+                rows.append(measure(name, draw))
+                append_row("tuned", rows[-1])
     lines = [
         [
             row["model"],

@@ -13,6 +13,7 @@ from graphpipe.planning.choose_schedule import AUTO, schedule_choices
 from graphpipe.planning.plan import plan
 from graphpipe.planning.settings import PlanSettings
 from graphpipe.plans import Plan
+from graphpipe.schedule.schedulers.registry import build_unverified
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,14 +86,17 @@ def distinct(found: list[Candidate]) -> list[Candidate]:
 
 
 def shape_of(plan: Plan) -> object:
-    """Return what ranks do by a plan: stages and schedule, without names and costs."""
+    """Return what ranks do by a plan: stages and the order of their tasks, without names and costs.
+
+    Where each device has one micro-batch, all schedules are one.
+    """
     stages = tuple(replace(stage, name="") for stage in plan.stages)
-    return stages, plan.schedule, plan.weights, plan.predictor
+    return stages, build_unverified(plan).devices, plan.weights, plan.predictor
 
 
 def _changes(settings: PlanSettings, first: Plan) -> Iterator[dict[str, Any]]:
     """Yield settings that differ from those asked for, the likeliest first. What the user has set is not varied."""
-    sizes = sorted({stage.micro_batch for stage in first.stages if stage.micro_batch < first.batch_size})
+    sizes = sorted({stage.micro_batch for stage in first.stages})
     near = [size for each in sizes[:1] + sizes[-1:] for size in (each // 2, each * 2)]
     changes: list[dict[str, Any]] = [
         *({"schedule": name} for name in schedule_choices() if name not in (AUTO, first.schedule)),

@@ -1,8 +1,10 @@
-"""Successive halving: all candidates run for a few steps, the faster ones for more, until the fastest is known.
+"""Candidates race: they take turns, step by step, and the slower ones leave, until the fastest is known.
 
-Jamieson, Talwalkar: Non-stochastic Best Arm Identification and Hyperparameter Optimization. AISTATS 2016, figure 1.
-There half of the candidates go on after each round. Here it is a third, because one step of a plan tells more about it
+A machine whose pace changes slows all of them, because they take turns. At first a third of the candidates goes on, and
+later the two fastest. Successive halving lets half of them go on each time, but one step of a plan tells more about it
 than one iteration of a training does.
+
+    Jamieson, Talwalkar: Non-stochastic Best Arm Identification and Hyperparameter Optimization. AISTATS 2016, figure 1.
 """
 
 import math
@@ -11,66 +13,76 @@ from dataclasses import dataclass
 from statistics import median
 
 GOES_ON = 3
-"""One of so many candidates goes on."""
-FIRST_STEPS = 2
-"""Measured steps of each candidate in the first round. Each later round has twice as many."""
+"""One of so many candidates goes on after the first turns, and two at least."""
+FIRST_TURNS, FEW_TURNS, MANY_TURNS, MOST_TURNS = 2, 6, 10, 14
+"""After the first turns a third goes on, and after a few the two fastest. After many, these may be about as fast."""
+CLEARLY = 0.03
+"""Candidates whose steps differ by a smaller share are about as fast."""
 
-Measure = Callable[[Sequence[int], int], Mapping[int, Sequence[float]]]
-"""Runs candidates for so many steps each, and returns the seconds of these steps. Candidates that fail, and those that
-the budget does not reach, are missing."""
+Race = Callable[[Sequence[int]], Mapping[int, Sequence[float]]]
+"""Runs candidates in turns, of which those of `next_turn` go on, and returns the seconds of their steps. Candidates
+that fail, and those that the budget does not reach, are missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Halved:
-    """The seconds of all measured steps."""
+class Raced:
+    """The seconds of all measured steps, by candidate."""
 
-    seconds: Mapping[int, tuple[float, ...]]
-    """Of each candidate that ran, those of all rounds."""
+    races: tuple[Mapping[int, Sequence[float]], ...]
+    """One race after the other."""
 
     @property
     def order(self) -> list[int]:
-        """The candidates: those of the last rounds first, within a round the fastest first."""
-        return sorted(self.seconds, key=lambda each: (-len(self.seconds[each]), self.typical(each)))
+        """The candidates: those of the last race first, in a race those with most turns, among these the fastest."""
+        ran = {each for race in self.races for each in race}
+        return sorted(ran, key=lambda each: (-self._last(each), -len(self._turns(each)), self.typical(each)))
 
     def typical(self, candidate: int) -> float:
-        """Return the median seconds of a step."""
-        return median(self.seconds[candidate])
+        """Return the median seconds of a step in the last race that a candidate ran."""
+        return median(self._turns(candidate))
+
+    def steps(self, candidate: int) -> int:
+        """Return how many steps were measured."""
+        return sum(len(race.get(candidate, ())) for race in self.races)
+
+    def _turns(self, candidate: int) -> Sequence[float]:
+        return self.races[self._last(candidate)][candidate]
+
+    def _last(self, candidate: int) -> int:
+        return max(at for at, race in enumerate(self.races) if candidate in race)
 
 
-def halve(
-    candidates: Sequence[int],
-    measure: Measure,
-    *,
-    joining: Callable[[], Sequence[int]] = tuple[int, ...],
-    most_steps: int = 16,
-) -> Halved:
+def find_fastest(candidates: Sequence[int], race: Race, *, joining: Callable[[], Sequence[int]]) -> Raced:
     """Return the measured steps of candidates. The first of `order` is the fastest.
 
     Args:
         candidates: their numbers.
-        measure: runs some of them.
-        joining: called once, after the first round, for candidates that it has suggested. They run a first round too.
-        most_steps: of a candidate in one round.
+        race: runs some of them.
+        joining: called once, after the race, for candidates that it has suggested. They race against the winner.
     """
-    seconds: dict[int, tuple[float, ...]] = {}
-
-    def run(chosen: Sequence[int], steps: int) -> list[int]:
-        # The candidates that ran, the fastest first.
-        for each, found in measure(chosen, steps).items():
-            seconds[each] = (*seconds.get(each, ()), *found)
-        halved = Halved(seconds=seconds)
-        return sorted((each for each in chosen if each in seconds), key=halved.typical)
-
-    # 1. Every candidate runs.
-    steps = FIRST_STEPS
-    left = run(candidates, steps)
+    raced = Raced(races=(race(candidates),))
     if joined := joining():
-        left = sorted(left + run(joined, steps), key=Halved(seconds=seconds).typical)
-    # 2. The faster third runs for twice as many steps. The last round is between two.
-    while len(left) > 1 and steps < most_steps:
-        steps *= 2
-        chosen = left[: max(2, math.ceil(len(left) / GOES_ON))]
-        left = run(chosen, steps)
-        if len(chosen) == 2:
-            break
-    return Halved(seconds=seconds)
+        raced = Raced(races=(*raced.races, race([*raced.order[:1], *joined])))
+    return raced
+
+
+def next_turn(seconds: Mapping[int, Sequence[float]]) -> list[int]:
+    """Return the candidates that take another turn, the fastest first; none if the fastest is known.
+
+    Args:
+        seconds: of the turns so far, at least one. Those who have left have fewer.
+    """
+    turns = max(map(len, seconds.values()))
+    racing = sorted((each for each in seconds if len(seconds[each]) == turns), key=lambda each: median(seconds[each]))
+    if turns == FIRST_TURNS:
+        return racing[: max(2, math.ceil(len(racing) / GOES_ON))]
+    if turns < FEW_TURNS:
+        return racing
+    if turns >= MOST_TURNS or len(racing) == 1:
+        return []
+    first, second = seconds[racing[0]], seconds[racing[1]]
+    if median(second) > (1 + CLEARLY) * median(first):
+        known = all(own < other for own, other in zip(first, second, strict=True))
+    else:
+        known = turns >= MANY_TURNS
+    return [] if known else racing[:2]

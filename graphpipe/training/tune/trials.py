@@ -14,6 +14,7 @@ from graphpipe.model.capture_file.capture_file import save_capture
 from graphpipe.profiler.learning.learned import MeasuredRun
 from graphpipe.trace import Trace
 from graphpipe.training.tune.candidates import Candidate
+from graphpipe.training.tune.racing import FEW_TURNS, MOST_TURNS
 from graphpipe.training.tune.trial_rank import PlanFiles, TrialRound, save_round
 from graphpipe.training.tune.tuned_model import TunedModelName
 
@@ -63,17 +64,27 @@ class Trials:
         self._files.append(files)
         return number
 
-    def measure(self, chosen: Sequence[int], steps: int) -> Mapping[int, Sequence[float]]:
+    def race(self, chosen: Sequence[int]) -> Mapping[int, Sequence[float]]:
+        """Run candidates in turns until the fastest is known, and return the seconds of their steps (see `measure`)."""
+        return self.measure(chosen, MOST_TURNS, race=True)
+
+    def measure(self, chosen: Sequence[int], steps: int, *, race: bool = False) -> Mapping[int, Sequence[float]]:
         """Run candidates for so many steps each, and return the seconds of these steps.
 
-        A plan that fails ends all ranks. Those after it are started again without it. What the time does not reach, and
-        what failed, is missing.
+        They take turns if all of them fit into the devices' memory together. If one of them fails, which ends all
+        ranks, each runs alone, and those after a failed one are started again without it. What the time does not reach,
+        and what failed, is missing.
+
+        Args:
+            chosen: numbers of candidates.
+            steps: of each.
+            race: the slower ones leave before (`next_turn`). Those that run alone do a few steps.
         """
         found: dict[int, Sequence[float]] = {}
-        left = list(chosen)
-        self.tell(f"running {len(left)} plans for {steps} steps each")
+        left, together = list(chosen), len(chosen) > 1 and self._fit(chosen)
+        self.tell(f"running {len(left)} plans for {f'up to {steps}' if race else steps} steps each")
         while left and not self.over:
-            failure = self._launch(left, steps)
+            failure = self._launch(left, FEW_TURNS if race and not together else steps, together=together, race=race)
             for number in list(left):
                 files = self._files[number]
                 if not (path := Path(files.steps)).exists():
@@ -84,9 +95,20 @@ class Trials:
                 left.remove(number)
             if failure is None:
                 break
-            if left:
+            if left and not together:
                 self.failures[left.pop(0)] = failure
+            together = False
         return found
+
+    def _fit(self, chosen: Sequence[int]) -> bool:
+        """Return whether each device has the memory for its parts of all of these plans at once."""
+        plans = [self.candidates[number].plan for number in chosen]
+        peaks = [plan.prediction.peak_bytes for plan in plans if plan.prediction is not None]
+        cluster = plans[0].cluster
+        return all(
+            sum(peak[device] for peak in peaks) <= cluster.type_of(device).memory_bytes
+            for device in range(len(cluster.devices))
+        )
 
     def runs(self) -> list[MeasuredRun]:
         """Return the plans that ran, each with its typical step, as costs learn from them."""
@@ -94,13 +116,16 @@ class Trials:
         runs = [MeasuredRun(plan=plan, step=step, seconds=step.step_seconds) for plan, step in pairs]
         return [run for run in runs if run.plan.weights == "flush"]
 
-    def _launch(self, chosen: Sequence[int], steps: int) -> str | None:
+    def _launch(self, chosen: Sequence[int], steps: int, *, together: bool, race: bool) -> str | None:
         # Returns why a rank failed.
         self._rounds += 1
         path = self.folder / f"round-{self._rounds}.json"
         plans = tuple(self._files[number] for number in chosen)
         seconds = self.ends_at - time.monotonic()
-        save_round(TrialRound(subject=self.subject, plans=plans, steps=steps, seconds=seconds), path)
+        trials = TrialRound(
+            subject=self.subject, plans=plans, steps=steps, seconds=seconds, together=together, race=race
+        )
+        save_round(trials, path)
         ranks = max(len(self.candidates[number].plan.used_devices) for number in chosen)
         try:
             launch(ROUND_ENTRY, ranks, arguments=[str(path)], port=self.port, timeout_seconds=self.timeout_seconds)

@@ -13,7 +13,7 @@ from graphpipe.model.capture.capture import Captured
 from graphpipe.planning.settings import PlanSettings
 from graphpipe.profiler.learning.learn import learn_from
 from graphpipe.training.tune.candidates import Candidate, candidates, shape_of
-from graphpipe.training.tune.halving import halve
+from graphpipe.training.tune.racing import find_fastest
 from graphpipe.training.tune.trials import Trials
 from graphpipe.training.tune.tuned_model import TunedModelName
 
@@ -69,8 +69,8 @@ class Tuned:
 def tune(problem: TuneProblem, *, count: int, budget_seconds: float, tell: Callable[[str], None]) -> Tuned:
     """Return the plans that were tried on this machine, the fastest first.
 
-    The plans with the shortest predicted steps run first, for a few steps each. What they measure corrects the costs. A
-    plan by these costs joins, and the faster plans run for longer (`halving`).
+    The plans with the shortest predicted steps race (`racing`). What they measure corrects the costs. If these lead to
+    another plan, it races against the winner.
 
     Args:
         problem: what to plan.
@@ -97,18 +97,18 @@ def tune(problem: TuneProblem, *, count: int, budget_seconds: float, tell: Calla
         ends = start + SEARCH_SHARE * budget_seconds
         chosen = _search(problem, problem.costs, count=count, ends=lambda: time.monotonic() > ends)
         numbers = [trials.add(each) for each in chosen]
-        halved = halve(numbers, trials.measure, joining=lambda: _joining(problem, trials))
-        if not halved.seconds:
+        raced = find_fastest(numbers, trials.race, joining=lambda: _joining(problem, trials))
+        if not raced.order:
             why = next(iter(trials.failures.values()), "the budget was over before the first step ended")
             raise GraphPipeError(f"none of {len(numbers)} plans ran: {why}")
         learned = learn_from(trials.runs(), problem.costs).costs
-    order = [*halved.order, *(number for number in range(len(trials.candidates)) if number not in halved.seconds)]
+    order = [*raced.order, *(number for number in range(len(trials.candidates)) if number not in raced.order)]
     return Tuned(
         trials=tuple(
             Trial(
                 candidate=trials.candidates[number],
-                steps=len(halved.seconds.get(number, ())),
-                step_seconds=halved.typical(number) if number in halved.seconds else None,
+                steps=raced.steps(number),
+                step_seconds=raced.typical(number) if raced.steps(number) else None,
                 failure=trials.failures.get(number, ""),
             )
             for number in order

@@ -1,64 +1,72 @@
-"""Candidates run for more and more steps, until the fastest is known."""
+"""Candidates take turns until the fastest is known."""
 
 from collections.abc import Mapping, Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphpipe.training.tune.halving import halve
+from graphpipe.training.tune.racing import FIRST_TURNS, MANY_TURNS, MOST_TURNS, Raced, find_fastest, next_turn
 
 
-class Machine:
-    """Runs candidates whose steps take fixed seconds, and counts the steps."""
-
-    def __init__(self, seconds: Sequence[float], fails: Sequence[int] = ()) -> None:
-        self.seconds, self.fails, self.rounds = seconds, fails, list[tuple[tuple[int, ...], int]]()
-
-    def measure(self, chosen: Sequence[int], steps: int) -> Mapping[int, Sequence[float]]:
-        self.rounds.append((tuple(chosen), steps))
-        return {each: [self.seconds[each]] * steps for each in chosen if each not in self.fails}
-
-    @property
-    def steps(self) -> int:
-        return sum(len(chosen) * steps for chosen, steps in self.rounds)
+def raced(seconds: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
+    """Return the steps that candidates measure if their turns take these seconds, again and again."""
+    found: dict[int, list[float]] = {each: [] for each in seconds}
+    racing = [*seconds]
+    while racing:
+        for each in racing:
+            found[each].append(seconds[each][len(found[each]) % len(seconds[each])])
+        racing = next_turn(found)
+    return found
 
 
 @given(seconds=st.lists(st.floats(0.1, 10.0), min_size=1, max_size=12))
 def test_the_fastest_is_first_if_steps_are_steady(seconds: list[float]) -> None:
     """Whatever the predicted order."""
-    halved = halve(range(len(seconds)), Machine(seconds).measure)
-    assert seconds[halved.order[0]] == min(seconds)
+
+    def race(chosen: Sequence[int]) -> Mapping[int, Sequence[float]]:
+        return raced({each: [seconds[each]] for each in chosen})
+
+    found = find_fastest(range(len(seconds)), race, joining=list[int])
+    assert seconds[found.order[0]] == min(seconds)
 
 
-def test_eight_candidates_take_a_third_of_the_steps_of_all() -> None:
-    """Rounds of 8, 3 and 2 candidates with 2, 4 and 8 steps: 44 of the 112 that 14 steps of each would be."""
-    machine = Machine([5.0, 3.0, 8.0, 1.0, 2.0, 9.0, 7.0, 6.0])
-    halved = halve(range(8), machine.measure)
-    assert machine.rounds == [(tuple(range(8)), 2), ((3, 4, 1), 4), ((3, 4), 8)]
-    assert machine.steps < 0.4 * 8 * len(halved.seconds[3])
-    assert halved.order[:3] == [3, 4, 1]
+def test_eight_candidates_take_a_quarter_of_the_steps_of_all() -> None:
+    """Eight take 2 turns, three of them 4 more, and then the fastest has won every turn."""
+    found = raced({each: [seconds] for each, seconds in enumerate([5.0, 3.0, 8.0, 1.0, 2.0, 9.0, 7.0, 6.0])})
+    assert {each: len(steps) for each, steps in found.items()} == {3: 6, 4: 6, 1: 6} | dict.fromkeys((0, 2, 5, 6, 7), 2)
+    assert sum(map(len, found.values())) <= 8 * MOST_TURNS / 4
 
 
-def test_a_slow_first_step_is_no_verdict() -> None:
-    """The median over all rounds decides: a candidate that was disturbed once still wins."""
-    steps = iter([[1.0, 5.0], [2.0, 2.0], [1.0] * 4, [2.0] * 4])
-
-    def measure(chosen: Sequence[int], count: int) -> Mapping[int, Sequence[float]]:
-        return {each: next(steps) for each in chosen}
-
-    # After the first round the disturbed one is second; both go on.
-    assert halve([0, 1], lambda chosen, count: measure(sorted(chosen), count)).order[0] == 0
+def test_candidates_that_are_about_as_fast_stop_before_the_end() -> None:
+    """Which of the two is kept does not matter. Two that win turns in turn, and differ by more, go on to the end."""
+    assert {len(steps) for steps in raced({0: [1.0], 1: [1.02]}).values()} == {MANY_TURNS}
+    assert {len(steps) for steps in raced({0: [1.0, 1.2, 1.0], 1: [1.1]}).values()} == {MOST_TURNS}
 
 
-def test_a_candidate_that_joins_runs_a_first_round_too() -> None:
-    """It is asked for once, after the first round."""
-    machine = Machine([3.0, 2.0, 1.0])
-    halved = halve([0, 1], machine.measure, joining=lambda: [2])
-    assert machine.rounds[:2] == [((0, 1), 2), ((2,), 2)]
-    assert halved.order[0] == 2
+def test_a_slow_turn_is_no_verdict() -> None:
+    """The median decides: a candidate that was disturbed once still wins."""
+    found = Raced(races=(raced({0: [5.0] + [1.0] * (MOST_TURNS - 1), 1: [2.0]}),))
+    assert found.order == [0, 1]
+    assert found.typical(0) == 1.0
+
+
+def test_a_candidate_that_joins_races_against_the_winner() -> None:
+    """It is asked for once, after the race. The winner is the one of the last race."""
+    seconds, asked = {0: [3.0], 1: [2.0], 2: [1.0]}, list[Sequence[int]]()
+
+    def race(chosen: Sequence[int]) -> Mapping[int, Sequence[float]]:
+        asked.append(chosen)
+        return raced({each: seconds[each] for each in chosen})
+
+    found = find_fastest([0, 1], race, joining=lambda: [2])
+    assert asked == [[0, 1], [1, 2]]
+    assert found.order == [2, 1, 0]
+    assert found.steps(1) == 12
 
 
 def test_what_fails_is_left_out() -> None:
-    """If all fail, nothing is in the order."""
-    assert halve([0, 1], Machine([1.0, 2.0], fails=[0]).measure).order == [1]
-    assert halve([0], Machine([1.0], fails=[0]).measure).order == []
+    """If all fail, nothing is in the order. One that remains alone needs no other turn."""
+    assert find_fastest([0, 1], lambda chosen: {1: [2.0]}, joining=list[int]).order == [1]
+    assert find_fastest([0, 1], lambda chosen: {}, joining=list[int]).order == []
+    assert len(raced({0: [1.0]})[0]) == 6
+    assert next_turn({0: [1.0] * FIRST_TURNS, 1: [2.0]}) == [0]
