@@ -52,6 +52,11 @@ def copy_seconds(plan: Plan, stage: Stage, device: int, count: float) -> float:
     return plan.cost_model.transfer_seconds(count, device, neighbour)
 
 
+def step_overhead_seconds(plan: Plan) -> float:
+    """Return the seconds of a step with a flush besides its tasks, messages and updates; 0 without training."""
+    return plan.costs.step_overhead_seconds if plan.trains else 0.0
+
+
 def sum_seconds(plan: Plan, stage: int) -> float:
     """Return the seconds, once per mini-batch, in which a stage's gradients and its tied gradients are summed."""
     tied = sum(plan.tied_gradients_seconds(gradients) for gradients in plan.tied_gradients if stage in gradients.stages)

@@ -237,11 +237,6 @@ class Plan:
         ring, count = self._ring(stage), self.reduced_bytes(stage)
         return seconds + ring.gather_work_seconds(count) + ring.gather_seconds(count)
 
-    @property
-    def step_overhead_seconds(self) -> float:
-        """Seconds of a step with a flush besides its tasks, messages and updates; 0 without training."""
-        return self.costs.step_overhead_seconds if self.trains else 0.0
-
     def tied_gradients_seconds(self, tied: TiedGradients) -> float:
         """Return the seconds of the all-reduce over all devices that share these parameters."""
         return max(self.cost_model.all_reduce_seconds(tied.bytes, ring) for ring in tied.rings)

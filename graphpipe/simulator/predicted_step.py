@@ -6,6 +6,7 @@ from itertools import accumulate
 
 from graphpipe.plans import Plan, Prediction
 from graphpipe.plans.device_memory import stage_memory
+from graphpipe.plans.estimates import step_overhead_seconds
 from graphpipe.schedule import Schedule, StageTask
 from graphpipe.schedule.list_scheduling.plan_work import hosted_stages
 from graphpipe.schedule.lower import lower
@@ -40,8 +41,8 @@ def step_seconds(plan: Plan) -> float:
     if plan.weights != "flush":
         return steady_state(plan).period_seconds
     if applies(plan):
-        return critical_path(plan) + plan.step_overhead_seconds
-    return max(when.end for _, when in happen(plan)) + plan.step_overhead_seconds
+        return critical_path(plan) + step_overhead_seconds(plan)
+    return max(when.end for _, when in happen(plan)) + step_overhead_seconds(plan)
 
 
 def predict(plan: Plan) -> Prediction:
@@ -72,7 +73,7 @@ def predict(plan: Plan) -> Prediction:
         times = schedule_times(plan, schedule)
         mean = step = step_end(plan, schedule, times)
         busy = sum(_busy_seconds(plan, schedule, number) for number in range(len(plan.stages)))
-    mean, step = mean + plan.step_overhead_seconds, step + plan.step_overhead_seconds
+    mean, step = mean + step_overhead_seconds(plan), step + step_overhead_seconds(plan)
     bubble = 1.0 - busy / (step * len(plan.used_devices)) if step else 0.0
     return Prediction(step_seconds=mean, bubble_fraction=bubble, peak_bytes=_peaks(plan, schedule, times))
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from graphpipe.plans import Plan
+from graphpipe.plans.estimates import step_overhead_seconds
 from graphpipe.schedule import LoweredSchedule, Reduce, ReduceTied, Schedule, Transfer
 from graphpipe.schedule.lower import lower
 from graphpipe.schedule.schedulers.registry import build_schedule
@@ -76,11 +77,11 @@ def mean_step(plan: Plan, schedule: Schedule | None = None) -> tuple[float, Trac
     drawn = DrawnSteps.of(plan, lowered)
     intervals = _intervals(plan, drawn.lasting(drawn.nearest))
     trace = _trace(plan, lowered, list(zip(drawn.activities.what, intervals, strict=True)))
-    return drawn.mean_seconds + plan.step_overhead_seconds, _with_overhead(plan, trace)
+    return drawn.mean_seconds + step_overhead_seconds(plan), _with_overhead(plan, trace)
 
 
 def _with_overhead(plan: Plan, trace: Trace) -> Trace:
-    return replace(trace, step_seconds=trace.step_seconds + plan.step_overhead_seconds)
+    return replace(trace, step_seconds=trace.step_seconds + step_overhead_seconds(plan))
 
 
 def _length(happened: Happened) -> float:

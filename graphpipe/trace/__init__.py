@@ -4,7 +4,7 @@ from graphpipe.trace.chrome import save_chrome, to_chrome
 from graphpipe.trace.compare import Comparison, Difference
 from graphpipe.trace.span import COMPUTING, SPAN_WORDS, MemorySample, Span, SpanKind
 from graphpipe.trace.trace import Trace, median_trace
-from graphpipe.trace.typical_trace import typical_trace
+from graphpipe.trace.typical import typical_trace
 
 __all__ = [
     "COMPUTING",

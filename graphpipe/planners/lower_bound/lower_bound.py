@@ -12,7 +12,7 @@ from graphpipe.planners.lower_bound.device_loads import any_stages, one_stage_ea
 from graphpipe.planners.lower_bound.op_minima import OpMinima
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.problem.whole_batch_tail import most_stages_per_device, own_stages
-from graphpipe.plans.estimates import bottleneck_seconds
+from graphpipe.plans.estimates import bottleneck_seconds, step_overhead_seconds
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.prediction import Prediction
 
@@ -115,7 +115,7 @@ def gap_percent(plan: Plan, prediction: Prediction) -> float:
     share, or a short last micro-batch, so one that has them may be faster than the bound: then the result is negative.
     """
     bound = step_bound(_problem(plan), shared=most_stages_per_device(plan) > 1, sharded=plan.shards_state)
-    bound += plan.step_overhead_seconds  # which every plan has
+    bound += step_overhead_seconds(plan)  # which every plan has
     return 100.0 * (prediction.step_seconds / bound - 1.0) if bound else 0.0
 
 

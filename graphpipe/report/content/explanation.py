@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from graphpipe.planners.lower_bound.lower_bound import gap_percent, plans_of_gap
 from graphpipe.plans import Plan, Prediction
+from graphpipe.plans.estimates import step_overhead_seconds
 from graphpipe.report.content.device_groups import device_groups
 from graphpipe.report.content.doubtful_costs import doubtful_costs
 from graphpipe.report.content.what_if import Outlook, outlooks
@@ -129,8 +130,8 @@ def _path_shares(plan: Plan) -> tuple[PathShare, ...]:
     seconds: dict[str, list[float]] = {}
     for what, when in critical_work(plan):
         seconds.setdefault(_work_name(plan, what), []).append(when.end - when.start)
-    if plan.step_overhead_seconds:
-        seconds[_BESIDES] = [plan.step_overhead_seconds]
+    if step_overhead_seconds(plan):
+        seconds[_BESIDES] = [step_overhead_seconds(plan)]
     shares = [PathShare(work=name, seconds=sum(times), count=len(times)) for name, times in seconds.items()]
     return tuple(sorted(shares, key=lambda share: -share.seconds))
 

@@ -97,7 +97,7 @@ def shape_of(plan: Plan) -> object:
 def _changes(settings: PlanSettings, first: Plan) -> Iterator[dict[str, Any]]:
     """Yield settings that differ from those asked for, the likeliest first. What the user has set is not varied."""
     sizes = sorted({stage.micro_batch for stage in first.stages})
-    near = [size for each in sizes[:1] + sizes[-1:] for size in (each // 2, each * 2)]
+    near = [size for each in sizes[:1] + sizes[-1:] for size in (each // 2, each * 2, each // 4)]
     changes: list[dict[str, Any]] = [
         *({"schedule": name} for name in schedule_choices() if name not in (AUTO, first.schedule)),
         *({"micro_batch": size} for size in dict.fromkeys(near) if size and first.batch_size % size == 0),
