@@ -9,6 +9,7 @@ import pytest
 
 from graphpipe.costs import CostTable, Curve, OpCost, Temporaries
 from graphpipe.errors import InvalidInput
+from graphpipe.files.json_body import to_body
 from graphpipe.graph import Graph, Op
 
 GRAPH = Graph(name="g", ops=(Op(name="a"), Op(name="b")), edges=())
@@ -44,10 +45,18 @@ def test_a_saved_table_loads_equal(tmp_path: Path) -> None:
         state_bytes_per_parameter_byte=2,
         optimizer_seconds_per_parameter_byte=1e-9,
         task_overhead_seconds=1e-5,
+        step_overhead_seconds=2e-3,
     )
     table.save(tmp_path / "costs.json")
     assert CostTable.load(tmp_path / "costs.json") == table
     assert CostTable.load(tmp_path / "costs.json").fingerprint == table.fingerprint
+
+
+def test_a_table_that_no_run_has_taught_is_what_it_was() -> None:
+    """Files and fingerprints of plans that were made before runs taught the rest of a step stay the same."""
+    table = CostTable(graph_fingerprint=GRAPH.fingerprint, rows=())
+    assert "step_overhead_seconds" not in to_body(table)
+    assert replace(table, step_overhead_seconds=1e-3).fingerprint != table.fingerprint
 
 
 def test_a_table_written_before_temporaries_existed_loads(tmp_path: Path) -> None:
@@ -75,6 +84,7 @@ def test_a_table_written_before_temporaries_existed_loads(tmp_path: Path) -> Non
         ),
         ({"rows": (replace(row("a"), temporaries=held((0.0, 0.0), -1.0)),)}, "temporaries.loss_bytes_per_sample"),
         ({"rows": (), "task_overhead_seconds": -1.0}, "costs, task_overhead_seconds: is -1.0, must be finite"),
+        ({"rows": (), "step_overhead_seconds": -1.0}, "costs, step_overhead_seconds: is -1.0, must be finite"),
         ({"rows": (), "state_bytes_per_parameter_byte": math.inf}, "state_bytes_per_parameter_byte: is inf"),
     ],
 )
