@@ -92,15 +92,16 @@ def _tell(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def main(*, again: bool = False) -> None:
+def main(*, again: bool = False, draws: int = DRAWS) -> None:
     """Run the rows that are missing, and write the table and JSON.
 
     Args:
         again: measure all rows again.
+        draws: rows of each model, with other costs each.
     """
     rows = [] if again else read_rows("tuned")
     done = {(row["model"], row["draw"]) for row in rows}
-    for draw in range(DRAWS):
+    for draw in range(draws):
         for name in MODELS:
             if (name, draw) not in done:
                 rows.append(measure(name, draw))
