@@ -44,6 +44,7 @@ MODULES = {
     "lengths": "running.lengths",
     "rehearsal": "running.predicted.rehearsal",
     "tuned": "running.predicted.tuned",
+    "second-run": "running.predicted.second_run",
     "hosts": "running.hosts.hosts",
     "start": "running.hosts.start",
     "families": "families.families",
