@@ -21,9 +21,9 @@ LOST = 5
 CLEARLY = 0.03
 """Candidates whose steps differ by a smaller share are about as fast."""
 
-Race = Callable[[Sequence[int]], Mapping[int, Sequence[float]]]
-"""Runs candidates in turns, of which those of `next_turn` go on, and returns the seconds of their steps. Candidates
-that fail, and those that the budget does not reach, are missing."""
+Race = Callable[[Sequence[int], int], Mapping[int, Sequence[float]]]
+"""Runs candidates for so many turns at most, of which those of `next_turn` go on, and returns the seconds of their
+steps. Candidates that fail, and those that the budget does not reach, are missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +60,12 @@ def find_fastest(candidates: Sequence[int], race: Race, *, joining: Callable[[],
     Args:
         candidates: their numbers.
         race: runs some of them.
-        joining: called once, after the race, for candidates that it has suggested. They race against the winner.
+        joining: called once, after the race, for candidates that it has suggested. They race against the winner,
+            for fewer turns.
     """
-    raced = Raced(races=(race(candidates),))
+    raced = Raced(races=(race(candidates, MOST_TURNS),))
     if joined := joining():
-        raced = Raced(races=(*raced.races, race([*raced.order[:1], *joined])))
+        raced = Raced(races=(*raced.races, race([*raced.order[:1], *joined], MANY_TURNS)))
     return raced
 
 

@@ -14,7 +14,7 @@ from graphpipe.model.capture_file.capture_file import save_capture
 from graphpipe.profiler.learning.learned import MeasuredRun
 from graphpipe.trace import Trace
 from graphpipe.training.tune.candidates import Candidate
-from graphpipe.training.tune.racing import FEW_TURNS, MOST_TURNS
+from graphpipe.training.tune.racing import FEW_TURNS
 from graphpipe.training.tune.trial_rank import PlanFiles, TrialRound, save_round
 from graphpipe.training.tune.tuned_model import TunedModelName
 
@@ -64,9 +64,9 @@ class Trials:
         self._files.append(files)
         return number
 
-    def race(self, chosen: Sequence[int]) -> Mapping[int, Sequence[float]]:
+    def race(self, chosen: Sequence[int], turns: int) -> Mapping[int, Sequence[float]]:
         """Run candidates in turns until the fastest is known, and return the seconds of their steps (see `measure`)."""
-        return self.measure(chosen, MOST_TURNS, race=True)
+        return self.measure(chosen, turns, race=True)
 
     def measure(self, chosen: Sequence[int], steps: int, *, race: bool = False) -> Mapping[int, Sequence[float]]:
         """Run candidates for so many steps each, and return the seconds of these steps.

@@ -23,7 +23,7 @@ def raced(seconds: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
 def test_the_fastest_is_first_if_steps_are_steady(seconds: list[float]) -> None:
     """Whatever the predicted order."""
 
-    def race(chosen: Sequence[int]) -> Mapping[int, Sequence[float]]:
+    def race(chosen: Sequence[int], turns: int) -> Mapping[int, Sequence[float]]:
         return raced({each: [seconds[each]] for each in chosen})
 
     found = find_fastest(range(len(seconds)), race, joining=list[int])
@@ -52,21 +52,21 @@ def test_a_slow_turn_is_no_verdict() -> None:
 
 def test_a_candidate_that_joins_races_against_the_winner() -> None:
     """It is asked for once, after the race. The winner is the one of the last race."""
-    seconds, asked = {0: [3.0], 1: [2.0], 2: [1.0]}, list[Sequence[int]]()
+    seconds, asked = {0: [3.0], 1: [2.0], 2: [1.0]}, list[tuple[Sequence[int], int]]()
 
-    def race(chosen: Sequence[int]) -> Mapping[int, Sequence[float]]:
-        asked.append(chosen)
+    def race(chosen: Sequence[int], turns: int) -> Mapping[int, Sequence[float]]:
+        asked.append((chosen, turns))
         return raced({each: seconds[each] for each in chosen})
 
     found = find_fastest([0, 1], race, joining=lambda: [2])
-    assert asked == [[0, 1], [1, 2]]
+    assert asked == [([0, 1], MOST_TURNS), ([1, 2], MANY_TURNS)]
     assert found.order == [2, 1, 0]
     assert found.steps(1) == 12
 
 
 def test_what_fails_is_left_out() -> None:
     """If all fail, nothing is in the order. One that remains alone needs no other turn."""
-    assert find_fastest([0, 1], lambda chosen: {1: [2.0]}, joining=list[int]).order == [1]
-    assert find_fastest([0, 1], lambda chosen: {}, joining=list[int]).order == []
+    assert find_fastest([0, 1], lambda chosen, turns: {1: [2.0]}, joining=list[int]).order == [1]
+    assert find_fastest([0, 1], lambda chosen, turns: {}, joining=list[int]).order == []
     assert len(raced({0: [1.0]})[0]) == 6
     assert next_turn({0: [1.0] * FIRST_TURNS, 1: [2.0]}) == [0]

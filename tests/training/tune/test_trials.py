@@ -87,8 +87,8 @@ def test_plans_that_do_not_fit_together_run_alone(tmp_path: Path, monkeypatch: p
         assert plan.prediction is not None
         held = replace(plan.prediction, peak_bytes=(half, half))
         trials.candidates[at] = replace(candidate, plan=replace(plan, prediction=held))
-    assert [*trials.race([0, 1])] == [0, 1]
-    assert [*trials.race([0, 1, 2])] == [0, 1, 2]
+    assert [*trials.race([0, 1], MOST_TURNS)] == [0, 1]
+    assert [*trials.race([0, 1, 2], MOST_TURNS)] == [0, 1, 2]
     assert rounds == [(True, MOST_TURNS), (False, FEW_TURNS)]
 
 
