@@ -8,14 +8,12 @@ from torch import Tensor, fx
 from torch.autograd.graph import GradientEdge, Node
 
 from graphpipe.model.compiled.halved_graph import HalvedGraph, halve
-from graphpipe.model.halves.current_half import Half, running_half
+from graphpipe.model.halves.current_half import KEPT, Half, running_half
 from graphpipe.model.torch_private import current_backward_node, memory_key
 
 Compiled = Callable[[list[Any]], Sequence[Any]]
 """Takes its arguments in a list, which it empties."""
 Compile = Callable[[fx.GraphModule], Compiled]
-_KEPT = "graphpipe_kept"
-"""The attribute of an operation that has what its input half keeps for its weight half. It is freed with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +50,13 @@ class HalvedBackward:
         halves = self._halves[parameters]
         if half.kind == "input":
             made = [*halves.input_half([*arguments])]
-            setattr(node, _KEPT, made[len(made) - halves.graph.kept :])
+            setattr(node, KEPT, made[len(made) - halves.graph.kept :])
             later = [arguments[place] for place in halves.graph.reads]
             half.spare(node, {memory_key(each) for each in later if isinstance(each, Tensor)})
             arguments.clear()
             return made[: len(made) - halves.graph.kept]
-        given = [*getattr(node, _KEPT), *(arguments[place] for place in halves.graph.reads)]
-        delattr(node, _KEPT)
+        given = [*getattr(node, KEPT), *(arguments[place] for place in halves.graph.reads)]
+        delattr(node, KEPT)
         arguments.clear()
         return halves.weight_half(given)
 

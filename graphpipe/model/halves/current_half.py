@@ -19,10 +19,15 @@ class Half:
     """Whether gradients of received values are wanted, or those that lead only to parameters."""
     parameter_edges: frozenset[GradientEdge]
     """The edges where gradients leave for parameters. The input half needs none of them."""
+    leaving: frozenset[Node] = frozenset()
+    """In the input half: the operations that run again in the weight half."""
     spare: Callable[[Node, Collection[int]], object] = field(default=lambda node, keys: None)
     """Takes an operation that has read what it saved, and the memory keys of what it will read in its weight half."""
 
 
+KEPT = "graphpipe_kept"
+"""The attribute of an operation of a compiled region that has what its input half keeps for its weight half. It is
+freed with it."""
 _running: list[Half] = []  # Autograd runs the backward of an accelerator in a thread of its own.
 
 

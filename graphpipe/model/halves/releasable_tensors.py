@@ -30,11 +30,11 @@ def _nothing() -> tuple[None, list[SavedTensor]]:
 class ReleasableTensors:
     """The saved tensors of one micro-batch (a `SavedTensorHandler`).
 
-    Autograd frees all tensors of an operation at once, when the operation runs for the last time. After the input half
-    of a split backward, operations that only pass gradients on will not run again, so tensors that only they have read
-    can be released. This fails where one operation reads tensors for others, as inside torch.utils.checkpoint. So the
-    first graph of its kind is a trial: it keeps all tensors, and finds out whether the weight half would have missed
-    one.
+    Autograd frees all tensors of an operation at once, when the operation runs for the last time. In the input half of
+    a split backward, operations that only pass gradients on run for the last time, so what they have read is released
+    as soon as another operation reads. This fails where one operation reads tensors for others, as inside
+    torch.utils.checkpoint. So the first graph of its kind is a trial: it keeps all tensors, and finds out whether a
+    later operation would have missed one.
     """
 
     trusts: Callable[[int], bool]
@@ -63,18 +63,28 @@ class ReleasableTensors:
         reads.nodes.append(node)
         if (half := running_half()) is not None and half.kind == "input":
             if node != self._last[0]:
+                self._release_last(half.leaving)
                 self._last = node, []
             self._last[1].append(saved)
 
     def release_unless_read_by(self, nodes: Collection[Node]) -> None:
         """Release the tensors that were read, but not by any of `nodes`. Tensors that were not read yet are kept."""
-        trial = not self.trusts(self.saved)
         for saved, reads in self._reads.items():
             if reads.nodes and not any(node in nodes for node in reads.nodes):
-                reads.released = True
-                saved.tensor = saved.tensor if trial else None
+                self._release(saved)
             reads.nodes.clear()
         self._last = _nothing()
+
+    def _release_last(self, leaving: Collection[Node]) -> None:
+        reader, found = self._last
+        if reader not in leaving:
+            for saved in found:
+                self._release(saved)
+
+    def _release(self, saved: SavedTensor) -> None:
+        self._reads[saved].released = True
+        if self.trusts(self.saved):
+            saved.tensor = None
 
     def spare(self, node: Node, keys: Collection[int]) -> None:
         """Release what an operation has just read, and says that it will not read again, as compiled regions do.

@@ -26,6 +26,7 @@ from graphpipe.model.split.autograd_graph import autograd_graph
 from graphpipe.model.split.whole_backwards import whole_backwards
 from graphpipe.model.torch_private import current_backward_node, memory_key
 from graphpipe.planning.backwards import choose_backwards
+from graphpipe.profiler.op_memory import LiveBytes
 from graphpipe.report.tables.plan_table import plan_table
 from graphpipe.run import Pipeline, PipelineOptions
 from graphpipe.schedule.schedulers.registry import build_schedule
@@ -139,6 +140,33 @@ def test_tensors_that_only_the_input_half_reads_are_freed_after_it() -> None:
     assert saved.nbytes == full - before_gelu
     half.run()
     assert saved.nbytes == 0
+
+
+def test_the_first_half_frees_as_it_goes() -> None:
+    """It held everything that was saved until its end, beside the gradients for the second half."""
+    alive: list[int] = []
+    module = nn.Sequential(nn.GELU(), nn.GELU(), nn.GELU())
+    saved = ReleasableTensors(TRUSTED)
+    x = torch.randn(16, 8, requires_grad=True)
+    with handle_saved_tensors(saved):
+        hidden = module[0](x.clone())
+        hidden.register_hook(lambda gradient: alive.append(saved.nbytes))
+        root = module[2](module[1](hidden))
+    input_half([root], [torch.ones_like(root)], [x], saved, check=True)
+    assert alive == [4 * 16 * 8 * 2]  # of three, the one that was read last and the one that is left
+
+
+def test_the_second_half_holds_the_gradients_of_one_operation_at_a_time() -> None:
+    """Gradients of all parameters were computed first, and then added to those that were there."""
+    module = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(8)))
+    saved = ReleasableTensors(TRUSTED)
+    roots, received = forward(Case(module, (torch.randn(2, 64),)), saved)
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    half, live = input_half(roots, seeds(roots), received, saved, check=True), LiveBytes()
+    with live:
+        half.run()
+    assert live.peak <= 2 * 4 * 64 * 64
 
 
 class CompiledFunction(torch.autograd.Function):
