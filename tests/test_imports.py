@@ -66,6 +66,7 @@ ROOMS = (
     *("planners/lower_bound", "planning"),
     *(
         "profiler/fitting",
+        "profiler/runs",
         "profiler/saved",
         "profiler",
         "profiler/placement",

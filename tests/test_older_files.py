@@ -45,6 +45,16 @@ def test_a_plan_and_its_traces() -> None:
     assert gp.Trace.load(OLD / "finished" / "trace-measured.json").step_seconds > 0
 
 
+def test_a_plan_whose_costs_had_a_share_that_weight_gradients_keep() -> None:
+    """Before each operator said what it keeps between the halves of its backward, one share stood for all of them."""
+    plan = gp.Plan.load(OLD.parent / "halves" / "plan.json")
+    assert plan.costs.kept_for_weight_gradient == 0.75
+    assert plan.costs.fingerprint == "1568e86b3f1e1ea893e010befa3fcd86b81ad1ac19c7dc65232e649858cf98e0"
+    found, before = gp.simulate(plan), gp.Trace.load(OLD.parent / "halves" / "trace-predicted.json")
+    assert {span.kind for span in found.spans} >= {"I", "W"}
+    assert (found.spans, found.peak_bytes) == (before.spans, before.peak_bytes)
+
+
 def test_a_plan_whose_layouts_had_their_figures_beside_each_other() -> None:
     plan = gp.Plan.load(OLD.parent / "shared_layers" / "plan.json")
     head, layer = (plan.graph[name].shards for name in ("head.vocabulary", "layers.1.attention"))

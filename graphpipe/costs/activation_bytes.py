@@ -7,6 +7,7 @@ from math import inf
 
 from graphpipe.costs.op_bytes import Array, OpBytes
 from graphpipe.costs.recompute_regions import Recompute, regions
+from graphpipe.costs.stage_memory import BetweenHalves
 from graphpipe.graph import Read
 
 _AWAY = -1
@@ -112,6 +113,49 @@ class ActivationBytes:
                 if source not in stage:
                     received[value] = max(received.get(value, 0.0), count)
         return sum(received.values())
+
+    def between_halves(self, ops: Iterable[str], samples: float) -> BetweenHalves:
+        """Return what a stage keeps between the two halves of a split backward. It neither recomputes nor offloads.
+
+        What does not lead back to a received value is left to the second half: its operators keep all that they save,
+        and the gradients that enter there. A received value stays if an operator with trained parameters reads it.
+
+        Args:
+            ops: of the stage.
+            samples: of one micro-batch on one device.
+        """
+        inside = tuple(dict.fromkeys(ops))
+        return self.op_bytes.once(("between halves", inside, samples), lambda: self._between_halves(inside, samples))
+
+    def _between_halves(self, inside: tuple[str, ...], samples: float) -> BetweenHalves:
+        all_own, all_received = self.saved(inside), self._received(inside)
+        if (share := self.op_bytes.table.kept_for_weight_gradient) is not None:
+            own, received = all_own * share, all_received * share
+            return BetweenHalves(own=own, received=received, received_share=share, share=share, has_gradients=False)
+        graph, stage = self.op_bytes.graph, frozenset(inside)
+        trunk, kept = set[str](), dict[tuple[str, str], float]()
+        for name in (name for name in graph.order if name in stage):
+            for source, _, value, count in self._reads[name]:
+                if value not in graph.one_way and (source in trunk or source not in stage):
+                    trunk.add(name)
+                if source not in stage and name in graph.training:
+                    kept[value] = max(kept.get(value, 0.0), count)
+        positions = self.op_bytes.positions(inside)
+        between = dict(zip(inside, self.op_bytes.between_halves_of(samples)[positions].tolist(), strict=True))
+        saved = dict(zip(inside, self._op_saved[positions].tolist(), strict=True))
+        own, received = 0.0, sum(kept.values())
+        for name in inside:
+            enters = name in graph.differentiable and not any(
+                after in stage - trunk for after in graph.successors[name]
+            )
+            entering = self.op_bytes.returned_gradient[name] if enters else 0.0
+            own += between[name] if name in trunk else saved[name] + entering
+        return BetweenHalves(
+            own=own,
+            received=received,
+            received_share=received / all_received if all_received else 0.0,
+            share=(own + received) / (all_own + all_received) if all_own + all_received else 1.0,
+        )
 
     def working(self, ops: Iterable[str]) -> float:
         """Return the most bytes per sample that a forward without gradients holds of its operators' outputs.

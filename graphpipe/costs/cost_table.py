@@ -42,10 +42,10 @@ class CostTable:
     step_overhead_seconds: float = 0.0
     """Seconds of every step with a flush besides its tasks, messages and updates. Ranks read their mini-batches and
     compare them, take the norm of the gradients, sum the loss, and wait for each other. Only a run tells this."""
-    kept_for_weight_gradient: float = 1.0
-    """If the backward is split, the share of a sample's activations that is kept from the end of the input gradient to
-    the end of the weight gradient. 1 is the safe value and frees nothing early. Inputs must be kept, attention scores
-    need not."""
+    kept_for_weight_gradient: float | None = None
+    """The share of a sample's activations that is kept between the two halves of a split backward, without the
+    gradients that weight gradients wait with. Published memory models have such a share, and tables of earlier versions
+    have 1. None: what each operator keeps is measured or estimated (see `OpCost.between_halves`)."""
     loads: tuple[SampleLoad, ...] = ()
     """The loads of operators whose costs depend on the sample: n samples cost as much as n times their mean load. Every
     sample is a load of 1 for the other operators."""
@@ -55,7 +55,10 @@ class CostTable:
 
     @model_serializer(mode="wrap")
     def _body(self, body_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_empty(body_of(self), "exchanges", "step_overhead_seconds")
+        body = without_empty(body_of(self), "exchanges", "step_overhead_seconds")
+        if self.kept_for_weight_gradient is None:
+            del body["kept_for_weight_gradient"]
+        return body
 
     def __post_init__(self) -> None:
         for field in (
@@ -68,10 +71,8 @@ class CostTable:
                 raise InvalidInput(
                     f"is {getattr(self, field)}, must be finite and not negative", where=f"costs, {field}"
                 )
-        if not 0 <= self.kept_for_weight_gradient <= 1:
-            raise InvalidInput(
-                f"is {self.kept_for_weight_gradient}, must be 0 to 1", where="costs, kept_for_weight_gradient"
-            )
+        if (kept := self.kept_for_weight_gradient) is not None and not 0 <= kept <= 1:
+            raise InvalidInput(f"is {kept}, must be 0 to 1", where="costs, kept_for_weight_gradient")
         seen: set[tuple[str, str]] = set()
         for row in self.rows:
             if (row.op, row.device_type) in seen:

@@ -158,6 +158,45 @@ class OpBytes:
             per_sample=max(each.per_sample for each in found), per_forward=max(each.per_forward for each in found)
         )
 
+    def between_halves_of(self, samples: float) -> Array:
+        """Return the bytes that each operator keeps per sample from the end of the first half of a split backward to
+        the end of the second one.
+
+        If they were not measured, they are estimated. What an operator with trained parameters saves beyond its
+        outputs stays, and so do the gradients of its outputs. Its outputs stay if an operator with trained parameters
+        reads them. A table that says which share of all saved bytes stays is believed instead.
+
+        Args:
+            samples: of one micro-batch on one device.
+        """
+        if (share := self.table.kept_for_weight_gradient) is not None:
+            return self.saved_of(samples) * share
+        if not self.trains:
+            return np.zeros(len(self.graph.ops))
+        loads = np.array([self.largest_load[op.name] for op in self.graph.ops])
+        each, once = self._between_halves
+        return each * loads + once / samples
+
+    @cached_property
+    def _between_halves(self) -> tuple[Array, Array]:
+        # By operator, per sample and per micro-batch. With several device types, the largest values count.
+        found: list[tuple[float, float]] = []
+        for op in self.graph.ops:
+            rows = [self.table.by_op[op.name, kind].between_halves for kind in self.device_types]
+            known = [row or self._estimated_between_halves(op) for row in rows]
+            found.append((max(row.per_sample for row in known), max(row.per_forward for row in known)))
+        each, once = np.array(found).reshape(-1, 2).T
+        return each, once
+
+    def _estimated_between_halves(self, op: Op) -> SavedBytes:
+        saved, readers = self._saved_by(op), self.graph.successors[op.name]
+        outputs = min(saved.per_sample, op.output_bytes_per_sample)
+        kept = outputs if not self.graph.training.isdisjoint(readers) else 0.0
+        if op.name not in self.graph.training:
+            return SavedBytes(per_sample=kept)
+        arriving = self.returned_gradient[op.name] if readers else op.output_bytes_per_sample
+        return SavedBytes(per_sample=kept + saved.per_sample - outputs + arriving, per_forward=saved.per_forward)
+
     @cached_property
     def largest_load(self) -> dict[str, float]:
         """The largest load of a sample, by operator."""

@@ -67,11 +67,40 @@ class Temporaries:
     before they are accumulated. What the backward frees meanwhile is subtracted. Gradients that arrive do not count."""
     loss_bytes_per_sample: float = 0.0
     """Bytes that the loss function keeps for the backward, if the operator computes the model's result."""
+    input_half: Curve | None = None
+    """As `backward`, for the first half of a split backward. None: not measured, so each half holds what `backward`
+    says."""
+    weight_half: Curve | None = None
+    """The same for the second half."""
+    held_gradients: Curve | None = None
+    """Bytes of arriving gradients that are held until the first half has run at all operators, though the second half
+    needs only their shapes, as of compiled regions. None: there are none."""
+
+    @model_serializer(mode="wrap")
+    def _body(self, body_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Files of costs without them are what they were before these were measured.
+        return without_empty(body_of(self), "input_half", "weight_half", "held_gradients")
+
+    def times(self, factor: float) -> "Temporaries":
+        """Return `factor` times these bytes, and what the loss keeps as it is."""
+        return replace(
+            self,
+            forward=self.forward.times(factor),
+            backward=self.backward.times(factor),
+            input_half=self.input_half and self.input_half.times(factor),
+            weight_half=self.weight_half and self.weight_half.times(factor),
+            held_gradients=self.held_gradients and self.held_gradients.times(factor),
+        )
+
+    @property
+    def halves(self) -> tuple[Curve, Curve]:
+        """Those of the two halves of a split backward."""
+        return self.input_half or self.backward, self.weight_half or self.backward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedBytes:
-    """Bytes that one operator keeps between its forward and its backward, where they were measured.
+    """Bytes that one operator keeps between two of its tasks, where they were measured.
 
     They stand in place of those that the graph counts. What several operators save counts once, for the one that made
     it. What the loss function keeps is beside them.
@@ -82,6 +111,11 @@ class SavedBytes:
     per_sample: float
     per_forward: float = 0.0
     """However many samples it has."""
+
+    @property
+    def curve(self) -> Curve:
+        """These bytes as a function of the samples."""
+        return Curve(lines=((self.per_forward, self.per_sample),))
 
     def times(self, factor: float) -> "SavedBytes":
         """Return `factor` times these bytes."""
@@ -125,7 +159,11 @@ class OpCost:
     temporaries: Temporaries | None = None
     """Bytes that a profiled operator holds only while it runs; None if they were not measured."""
     saved: SavedBytes | None = None
-    """What it keeps for its backward, if that was measured, as it is for compiled stages; None: what the graph says."""
+    """What it keeps for its backward, if that was measured; None: what the graph says."""
+    between_halves: SavedBytes | None = None
+    """What it keeps between the two halves of a split backward, if that was measured: the part of `saved` that the
+    gradients of its parameters, and of its readers' parameters, need, and the gradients that they wait with. None: it
+    is estimated (see `OpBytes.between_halves_of`)."""
     ranks: int | None = None
     """Devices that share the operator, if these are the costs of each of them, without their sums. None: of one device
     that computes all of it."""
@@ -135,7 +173,7 @@ class OpCost:
     @model_serializer(mode="wrap")
     def _body(self, body_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # Costs without them have the body, and so the fingerprint, that they had before these were measured.
-        return without_empty(body_of(self), "halves", "measured_samples", "saved", "ranks", "shared")
+        return without_empty(body_of(self), "halves", "measured_samples", "saved", "between_halves", "ranks", "shared")
 
     @property
     def input_half(self) -> Curve:
@@ -185,7 +223,11 @@ class OpCost:
             "temporaries.forward": held.forward,
             "temporaries.backward": held.backward,
             "temporaries.loss_bytes_per_sample": Curve(lines=((0.0, held.loss_bytes_per_sample),)),
-            "saved": Curve(lines=((self.saved.per_forward, self.saved.per_sample),)) if self.saved else Curve(),
+            "temporaries.input_half": held.halves[0],
+            "temporaries.weight_half": held.halves[1],
+            "temporaries.held_gradients": held.held_gradients or Curve(),
+            "saved": self.saved.curve if self.saved else Curve(),
+            "between_halves": self.between_halves.curve if self.between_halves else Curve(),
         }
         for name, curve in curves.items():
             where = f"cost of op {self.op} on {self.device_type}, {name}"

@@ -57,9 +57,10 @@ def _share(whole: OpCost, op: str, share: float, *, needs_input: bool) -> OpCost
         op=op,
         shared=(),
         saved=None,
+        between_halves=None,
         input_gradient=part.input_gradient if needs_input else Curve(),
         halves=part.halves and (part.halves if needs_input else replace(part.halves, input=Curve())),
-        temporaries=held and replace(held, forward=held.forward.times(share), backward=held.backward.times(share)),
+        temporaries=held and held.times(share),
     )
 
 

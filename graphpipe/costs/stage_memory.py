@@ -9,8 +9,33 @@ from typing import Generic, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+NORM_COPY_BYTES = 2**20
+"""Up to this many bytes of gradients, a replica computes their norm of one copy of all of them, which is faster than
+one norm per gradient. The copy is there between the last backward and the optimizer's step."""
 Array = NDArray[np.float64]
 Bytes = TypeVar("Bytes", float, Array)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BetweenHalves:
+    """Bytes per sample that a stage keeps from the end of the first half of a split backward to that of the second."""
+
+    own: float
+    """What its operators keep, with the gradients that those of the weights wait with, if these are known."""
+    received: float
+    """What other stages sent."""
+    received_share: float
+    """`received` in units of all that other stages sent."""
+    share: float
+    """`own` and `received` together, in units of what a sample in flight keeps until then. Gradients may make it larger
+    than 1."""
+    has_gradients: bool = True
+    """Whether `own` includes gradients. A share of the saved bytes does not (`CostTable.kept_for_weight_gradient`)."""
+
+    @property
+    def counted_share(self) -> float:
+        """How much of a sample in flight a sample between the halves counts as: never more than one."""
+        return min(1.0, self.share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from graphpipe.costs.activation_bytes import ActivationBytes
 from graphpipe.costs.op_bytes import OpBytes
@@ -17,6 +18,23 @@ class TaskMemory:
     """Bytes of a mini-batch's first backward, without the parameters' gradients that it allocates."""
     backward: float = 0.0
     """Bytes of later backwards, which add to these gradients."""
+    input_half: float = 0.0
+    first_weight_half: float = 0.0
+    """As `first_backward`."""
+    weight_half: float = 0.0
+
+    def of_task(self, kind: Literal["F", "B", "I", "W"], *, first: bool) -> float:
+        """Return the bytes of a task.
+
+        Args:
+            kind: of the task.
+            first: whether the mini-batch has no gradients of the parameters yet.
+        """
+        if kind == "B":
+            return self.first_backward if first else self.backward
+        if kind == "W":
+            return self.first_weight_half if first else self.weight_half
+        return self.forward if kind == "F" else self.input_half
 
     @staticmethod
     def of(
@@ -38,6 +56,10 @@ class TaskMemory:
         A backward holds what a region saves only from the time when it computes the region again. Each operator of the
         region then frees its part. So a backward may need less than what counts as held, and be negative here.
 
+        The first half of a split backward frees what does not stay between the halves, and leaves gradients to the
+        second half (`OpBytes.between_halves_of`), which frees both. Under a table that says the share which stays, a
+        half counts as a backward.
+
         Args:
             each: bytes of every operator.
             ops: of the stage.
@@ -52,6 +74,7 @@ class TaskMemory:
         again = samples * held.largest_region
         forward, first, backward = 0.0, -again, -again
         freed = grown = 0.0  # bytes that later operators keep, and bytes of their parameters' gradients
+        halves = _HalvesMemory(op_bytes, samples)
         for name in (name for name in reversed(graph.order) if name in inside):
             rows = op_bytes.temporaries[graph.index[name]]
             computed = samples * op_bytes.largest_load[name]
@@ -66,9 +89,46 @@ class TaskMemory:
             forward = max(forward, passing - freed + samples * held.dropped[name])
             first = max(first, returning - freed + grown)
             backward = max(backward, returning - freed)
+            halves.add(name, held.kept[name], arrived, grown)
             freed += samples * held.kept[name]
             grown += float(op_bytes.trainable[graph.index[name]])
-        return TaskMemory(forward, first, backward)
+        if op_bytes.table.kept_for_weight_gradient is not None:
+            return TaskMemory(forward, first, backward, backward, first, backward)
+        return TaskMemory(forward, first, backward, halves.input_half, halves.first_weight_half, halves.weight_half)
+
+
+@dataclass(slots=True)
+class _HalvesMemory:
+    """The same of the two halves of a backward, operator by operator from the last."""
+
+    op_bytes: OpBytes
+    samples: float
+    input_half: float = 0.0
+    first_weight_half: float = 0.0
+    weight_half: float = 0.0
+    _freed: float = 0.0
+    _freed_later: float = 0.0
+
+    def add(self, name: str, kept: float, arrived: float, grown: float) -> None:
+        """Add an operator.
+
+        Args:
+            name: of the operator.
+            kept: what its backward finds, per sample.
+            arrived: bytes of the gradient that arrives.
+            grown: bytes of the gradients of later operators' parameters.
+        """
+        at, computed = self.op_bytes.graph.index[name], self.samples * self.op_bytes.largest_load[name]
+        rows = self.op_bytes.temporaries[at]
+        curves = [row.halves for row in rows]
+        stay = max((row.held_gradients(computed) for row in rows if row.held_gradients), default=0.0)
+        first, second = (max((each[half](computed) for each in curves), default=0.0) for half in range(2))
+        between = float(self.op_bytes.between_halves_of(self.samples)[at])
+        self.input_half = max(self.input_half, first + arrived - self._freed)
+        self.first_weight_half = max(self.first_weight_half, second - self._freed_later + grown)
+        self.weight_half = max(self.weight_half, second - self._freed_later)
+        self._freed += self.samples * (kept - between) - stay
+        self._freed_later += self.samples * between
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

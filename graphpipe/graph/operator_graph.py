@@ -82,21 +82,26 @@ class Graph:
         return _topological_order(self)
 
     @cached_property
-    def differentiable(self) -> frozenset[str]:
-        """Names of the operators whose outputs get a gradient, because they or operators before them train.
+    def training(self) -> frozenset[str]:
+        """Names of the operators that have parameters which are not all frozen.
 
-        An operator trains if it has parameters that are not all frozen. If a graph does not list any parameters
-        (written by hand), all of its operators train.
+        If a graph does not list any parameters (written by hand), all of its operators train.
         """
         silent = not any(op.parameters or op.parameter_bytes for op in self.ops)
+        held = (op for op in self.ops if silent or op.parameters or op.parameter_bytes)
+        return frozenset(op.name for op in held if op.trainable)
+
+    @cached_property
+    def differentiable(self) -> frozenset[str]:
+        """Names of the operators whose outputs get a gradient, because they or operators before them train."""
         before: dict[str, list[Read]] = {op.name: [] for op in self.ops}
         for read in self.reads:
             before[read.target].append(read)
         trained: set[str] = set()
         for name in self.order:
-            op = self[name]
-            trains = op.trainable and (silent or bool(op.parameters) or op.parameter_bytes > 0)
-            if trains or any(edge.source in trained and not self._is_constant(edge) for edge in before[name]):
+            if name in self.training or any(
+                edge.source in trained and not self._is_constant(edge) for edge in before[name]
+            ):
                 trained.add(name)
         return frozenset(trained)
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 from math import inf
 
 from graphpipe.plans import Plan
-from graphpipe.plans.device_memory import host_bytes, needed_bytes, stage_memory
+from graphpipe.plans.device_memory import between_halves, host_bytes, needed_bytes, stage_memory
 from graphpipe.plans.sharding import rounded_up
 from graphpipe.plans.stage import Stage
 
 
-def with_room(plan: Plan, limit_bytes: float = inf) -> Plan:
+def with_room(plan: Plan, limit_bytes: float = inf, *, splits: bool = False) -> Plan:
     """Return the plan with every stage's `in_flight` raised as far as the memory of its devices allows.
 
     The stages on one device, and those that offload to it, share its spare memory equally. So do the devices of
@@ -21,6 +21,8 @@ def with_room(plan: Plan, limit_bytes: float = inf) -> Plan:
         plan: a sound plan.
         limit_bytes: most memory to use on each device. `max(needed_bytes(plan).values())` keeps the plan's own peak,
             which is what published comparisons call equal memory.
+        splits: whether the schedule splits backwards. Then a sample counts as much as between the halves, if it needs
+            more memory there.
     """
     needed = needed_bytes(plan)
     neighbours = [device for stage in plan.stages for device in stage.offload_to]
@@ -31,7 +33,7 @@ def with_room(plan: Plan, limit_bytes: float = inf) -> Plan:
     }
     host = _host_spare(plan)
     stages = [
-        replace(stage, in_flight=stage.in_flight + _more(plan, number, spare, host))
+        replace(stage, in_flight=stage.in_flight + _more(plan, number, spare, host, splits=splits))
         for number, stage in enumerate(plan.stages)
     ]
     return replace(plan, stages=tuple(stages), prediction=None)
@@ -73,7 +75,9 @@ def _host_spare(plan: Plan) -> dict[int, float]:
     return {device: free[node[device]] for device in offloading}
 
 
-def _more(plan: Plan, number: int, spare_bytes: Mapping[int, float], host_spare: Mapping[int, float]) -> int:
+def _more(
+    plan: Plan, number: int, spare_bytes: Mapping[int, float], host_spare: Mapping[int, float], *, splits: bool
+) -> int:
     stage = plan.stages[number]
     spare = min(spare_bytes[device] for device in stage.devices)
     memory = stage_memory(plan.cost_model, stage)
@@ -84,6 +88,10 @@ def _more(plan: Plan, number: int, spare_bytes: Mapping[int, float], host_spare:
         room = min(places) * stage.degree / memory.offloaded
         left = min(left, int(min(room, left + stage.micro_batch) / stage.micro_batch) * stage.micro_batch)
     spare -= max(0.0, memory.moving - memory.offloaded * stage.in_flight / stage.degree)
+    if splits and stage.may_split and plan.gradient_targets[number]:
+        between = between_halves(plan.cost_model, stage)
+        waiting = max(0.0, (between.own + between.received) / stage.degree - each)
+        spare, each = spare - waiting * stage.in_flight, each + waiting
     if spare < 0:
         return 0
     return min(left, int(spare / (each * stage.micro_batch)) * stage.micro_batch) if each else left

@@ -149,7 +149,7 @@ class BestCandidate:
             hopeless = timed and (greedy in tried or greedy > CLOSE * min(timed, key=_seconds)[0])
             if not hopeless or task_count(plan) <= FEW_TASKS:
                 tried |= {greedy} - {inf}
-                timed.append(self._evaluated(replace(with_room(plan), schedule=zb_auto.NAME)))
+                timed.append(self._evaluated(replace(with_room(plan, splits=True), schedule=zb_auto.NAME)))
         return min(timed, key=_seconds)
 
     def _under_a_rule(self, plans: Sequence[Plan], choice: str, refined: int | None = None) -> Plan:
@@ -230,6 +230,8 @@ class BestCandidate:
     def _evaluated(self, plan: Plan) -> tuple[float, Plan]:
         try:
             return self.evaluate(plan), plan
+        except Infeasible:  # What waits between the halves of backwards has too little memory.
+            return inf, plan
         except InvalidInput:  # With more samples in flight, the stages of a device may wait for each other forever.
             assert plan.shares_devices, "stages with devices of their own never wait for each other forever"
             return inf, plan
@@ -261,7 +263,7 @@ def _bounded(plans: Sequence[Plan], *, whole_backwards: bool = False) -> list[tu
 
 
 def _greedy_seconds(plan: Plan, limit_seconds: float) -> float:
-    return zb_auto.greedy_seconds(with_room(plan), limit_seconds)
+    return zb_auto.greedy_seconds(with_room(plan, splits=True), limit_seconds)
 
 
 def _affordable(plans: Sequence[Plan], tasks: int) -> Iterator[Plan]:

@@ -12,7 +12,7 @@ from graphpipe.planners.raise_in_flight import with_room, with_slack
 from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import spare_bytes
 from graphpipe.schedule.scheduler import Scheduler
-from graphpipe.schedule.schedulers.registry import all_schedulers, find_scheduler
+from graphpipe.schedule.schedulers.registry import all_schedulers, build_schedule, find_scheduler
 from graphpipe.units import format_bytes
 
 AUTO = "auto"
@@ -95,7 +95,12 @@ def under(scheduler: Scheduler, plan: Plan) -> Plan:
         Infeasible: the samples that the schedule keeps in flight do not fit in memory.
     """
     if scheduler.in_flight is None:
-        return replace(with_room(plan) if scheduler.uses_spare_memory else plan, schedule=scheduler.name)
+        splits = scheduler.splits_backward
+        roomy = with_room(plan, splits=splits) if scheduler.uses_spare_memory else plan
+        chosen = replace(roomy, schedule=scheduler.name)
+        if splits:
+            build_schedule(chosen)  # checks the memory of what waits between the halves of backwards
+        return chosen
     scheduled = replace(with_in_flight_of(scheduler, plan), schedule=scheduler.name)
     for device, spare in spare_bytes(scheduled).items():
         if spare < 0:

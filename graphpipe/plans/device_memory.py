@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from graphpipe.costs import CostModel, StageMemory
 from graphpipe.costs.ranks.rank_costs import rank_costs
+from graphpipe.costs.stage_memory import BetweenHalves
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.sharding import common_samples, sender
 from graphpipe.plans.stage import Stage
@@ -20,6 +21,18 @@ def stage_memory(model: CostModel, stage: Stage) -> StageMemory[float]:
     model = model if stage.tensor == 1 else rank_costs(model, stage.replicas)
     memory = model.stage_memory(stage.ops, samples, stage.recompute, stage.state, stage.degree, stage.offload)
     return memory if stage.versions == 1 else replace(memory, state=memory.state + versions_bytes(model, stage))
+
+
+def between_halves(model: CostModel, stage: Stage) -> BetweenHalves:
+    """Return what one stage keeps on each of its devices between the two halves of a split backward.
+
+    Args:
+        model: as for `stage_memory`.
+        stage: of the plan.
+    """
+    model = model if stage.tensor == 1 else rank_costs(model, stage.replicas)
+    samples = stage.micro_batch / stage.degree
+    return model.activations(samples).between_halves(stage.ops, samples)
 
 
 def versions_bytes(model: CostModel, stage: Stage) -> float:

@@ -111,6 +111,12 @@ class Stage:
         return self.devices.index(device) // self.tensor
 
     @property
+    def may_split(self) -> bool:
+        """Whether its backwards may be split. While a weight half waits, everything that the input half has recomputed
+        or fetched would stay in memory."""
+        return self.recompute == "none" and not self.offload and self.backward == "auto"
+
+    @property
     def keeping(self) -> "Stage":
         """The stage without any decision about memory: it keeps all that its operators save."""
         return replace(self, recompute="none", offload=(), offload_to=())

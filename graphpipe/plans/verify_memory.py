@@ -1,7 +1,7 @@
 """Verify a plan's memory. Every byte is derived only from graph, cluster and cost table."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from graphpipe.costs import OpCost, SavedBytes, Temporaries
 from graphpipe.errors import Infeasible, InvalidInput
@@ -13,8 +13,8 @@ RELATIVE = 1e-6
 """Largest relative difference between two figures that count as equal."""
 
 
-def check_memory(plan: PlanFields) -> None:
-    """Check that the stages of every device fit.
+def check_memory(plan: PlanFields, besides: Mapping[int, float] | None = None) -> None:
+    """Check that the stages of every device fit, with the bytes that the schedule needs besides, by device.
 
     Raises:
         Infeasible: they need more than it has. The missing bytes are given.
@@ -33,7 +33,7 @@ def check_memory(plan: PlanFields) -> None:
                 needs.setdefault(neighbour, []).append((offloaded, stage.name))
     _check_host_memory(plan)
     for device, items in sorted(needs.items()):
-        total = sum(need for need, _ in items) + transient.get(device, 0.0)
+        total = sum(need for need, _ in items) + transient.get(device, 0.0) + (besides or {}).get(device, 0.0)
         capacity = plan.cluster.types[plan.cluster.devices[device].type].memory_bytes
         beside = _beside(plan, device, total)
         if total + beside > capacity * (1 + RELATIVE):
@@ -156,13 +156,13 @@ def _offloaded(plan: PlanFields, stage: Stage) -> float:
     offloaded = [op for op in stage.ops if submodule(op, stage.offload)]
     replica = stage.micro_batch / stage.degree
     kept = {op: _kept_bytes(plan, op, inside, replica, recompute, stage.offload) for op in offloaded}
-    return sum(max(0.0, _saved_with_casts(plan, op, replica) - kept[op]) for op in offloaded)
+    return sum(max(0.0, saved_with_casts(plan, op, replica) - kept[op]) for op in offloaded)
 
 
 def _stage_bytes(plan: PlanFields, stage: Stage) -> tuple[float, float]:
     """Return the bytes on each device with all samples in flight, and the bytes held only while a task runs."""
     inside, replica = set(stage.ops), stage.micro_batch / stage.degree
-    saved = sum(_saved_with_casts(plan, op, replica) for op in stage.ops)
+    saved = sum(saved_with_casts(plan, op, replica) for op in stage.ops)
     recomputed = 0.0
     if stage.recompute == "full":
         saved, recomputed = 0.0, saved
@@ -174,7 +174,7 @@ def _stage_bytes(plan: PlanFields, stage: Stage) -> tuple[float, float]:
     once = replica * recomputed + _temporary_bytes(plan, inside, replica)
     # Of what is offloaded, the device holds the share of the micro-batch in work, and of one that comes or goes.
     visiting = min(in_flight, 2 * replica) * _offloaded(plan, stage) if stage.offload else 0.0
-    return _state_bytes(plan, stage) + visiting + in_flight * (saved + _received_bytes(plan, inside)), once
+    return _state_bytes(plan, stage) + visiting + in_flight * (saved + received_bytes(plan, inside)), once
 
 
 def _inference_bytes(plan: PlanFields, stage: Stage) -> tuple[float, float]:
@@ -198,12 +198,12 @@ def _inference_bytes(plan: PlanFields, stage: Stage) -> tuple[float, float]:
             if not read_by[op.name] or read_by[op.name] - inside:
                 kept += op.output_bytes_per_sample
     samples = stage.micro_batch / stage.degree
-    per_sample = kept + _received_bytes(plan, inside)
+    per_sample = kept + received_bytes(plan, inside)
     once = _between(plan, inside, read_by) * samples + _forward_temporaries(plan, inside, samples)
     return weights + stage.in_flight / stage.degree * per_sample, once
 
 
-def _received_bytes(plan: PlanFields, inside: set[str]) -> float:
+def received_bytes(plan: PlanFields, inside: set[str]) -> float:
     """Return the bytes per sample that a stage receives: every value once, however many of its operators read it."""
     received: dict[tuple[str, str], float] = {}
     for edge in plan.graph.edges:
@@ -228,7 +228,7 @@ def _between(plan: PlanFields, inside: set[str], read_by: dict[str, set[str]]) -
 
 def _forward_temporaries(plan: PlanFields, inside: set[str], samples: float) -> float:
     """Return the most bytes that one operator holds in its forward."""
-    peaks = (held.forward(samples * _most_load(plan, op)) for op in inside for held in _temporaries(plan, op))
+    peaks = (held.forward(samples * most_load(plan, op)) for op in inside for held in _temporaries(plan, op))
     return max(peaks, default=0.0)
 
 
@@ -279,21 +279,21 @@ def _rows(plan: PlanFields, op: str) -> list[OpCost]:
 def _saved_bytes(plan: PlanFields, op: str) -> float:
     """Return the bytes per sample that an operator, and a loss after it, keep for the backward."""
     loss = max((held.loss_bytes_per_sample for held in _temporaries(plan, op)), default=0.0)
-    kept = max(_measured(plan, op, row).per_sample for row in _rows(plan, op))
-    return (kept + loss) * _most_load(plan, op)
+    kept = max(measured(plan, op, row).per_sample for row in _rows(plan, op))
+    return (kept + loss) * most_load(plan, op)
 
 
-def _saved_with_casts(plan: PlanFields, op: str, replica: float) -> float:
+def saved_with_casts(plan: PlanFields, op: str, replica: float) -> float:
     """Return the same with what each forward keeps once, such as copies of weights, shared out over its samples."""
-    return _saved_bytes(plan, op) + max(_measured(plan, op, row).per_forward for row in _rows(plan, op)) / replica
+    return _saved_bytes(plan, op) + max(measured(plan, op, row).per_forward for row in _rows(plan, op)) / replica
 
 
-def _measured(plan: PlanFields, op: str, row: OpCost) -> SavedBytes:
+def measured(plan: PlanFields, op: str, row: OpCost) -> SavedBytes:
     work = plan.graph[op].work
     return row.saved or SavedBytes(per_sample=work.saved_bytes_per_sample, per_forward=work.saved_bytes_per_forward)
 
 
-def _most_load(plan: PlanFields, op: str) -> float:
+def most_load(plan: PlanFields, op: str) -> float:
     """Return the largest load that a sample is for an operator; 1 if its load is not declared."""
     declared = [zip(load.loads, load.shares, strict=True) for load in plan.costs.loads if op in load.ops]
     return max((load for pairs in declared for load, share in pairs if share > 0), default=1.0)
@@ -310,7 +310,7 @@ def _temporary_bytes(plan: PlanFields, inside: set[str], samples: float) -> floa
     arriving = (
         max(held.forward(computed), held.backward(computed) + sum(arrives[op].values()) * samples)
         for op in inside
-        for computed in (samples * _most_load(plan, op),)
+        for computed in (samples * most_load(plan, op),)
         for held in _temporaries(plan, op)
     )
     return max(arriving, default=0.0)
@@ -337,12 +337,12 @@ def _kept_bytes(
             into = (read, needed) if there and not home else ()
         for values in into:
             values |= {value: max(values.get(value, 0.0), count) for *_, value, count in edge.reads}
-    own = 0.0 if home or offloads else _saved_with_casts(plan, op, replica)
+    own = 0.0 if home or offloads else saved_with_casts(plan, op, replica)
     return max(own, sum(needed.values()), min(saved, sum(read.values())))
 
 
 def _saved_under(plan: PlanFields, name: str, inside: set[str], replica: float) -> float:
-    return sum(_saved_with_casts(plan, op, replica) for op in inside if submodule(op, (name,)))
+    return sum(saved_with_casts(plan, op, replica) for op in inside if submodule(op, (name,)))
 
 
 def submodule(op: str, names: tuple[str, ...]) -> str:

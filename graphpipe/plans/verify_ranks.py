@@ -183,8 +183,8 @@ def _held_row(graph: Graph, row: OpCost, op: Op, ranks: int) -> OpCost:
     # What was measured of fewer ranks is nearer than what was measured of one.
     measured = [1, *(each.ranks or 1 for each in row.shared)]
     nearest = max(count for count in measured if ranks % count == 0)
-    # Saved bytes were measured of compiled stages, and stages whose replicas are shared run eagerly.
-    row = replace(next((each for each in row.shared if each.ranks == nearest), row), saved=None)
+    # What was measured of whole operators, such as saved bytes of compiled ones, does not hold.
+    row = replace(next((each for each in row.shared if each.ranks == nearest), row), saved=None, between_halves=None)
     if row.temporaries is None or op.shards is None:
         return row
     known, held = _held_op(graph, op, nearest), _held_op(graph, op, ranks)

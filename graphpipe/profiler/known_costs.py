@@ -23,15 +23,15 @@ from graphpipe.files.json_body import from_body
 from graphpipe.files.json_document import read_document, write_document
 from graphpipe.model.capture_cache.user_modules import package_version, user_modules
 from graphpipe.model.capture_cache.value_form import InDoubt, ValueForms
-from graphpipe.profiler.op_runs import OpRun
-from graphpipe.profiler.saved.saved_values import SavedValues
+from graphpipe.profiler.runs.op_runs import OpRun
+from graphpipe.profiler.saved.saved_values import KeptValues
 from graphpipe.profiler.step_overheads import StepOverheads
 from graphpipe.user_frames import warn_user
 
-MOST_ENTRIES = 4096
-"""Older ones are removed."""
-_KIND, _SAVED, _STEP = "measured-cost", "measured-saved", "measured-step"
-Found = TypeVar("Found", OpCost, SavedValues)
+MOST_ENTRIES = 8192
+"""Of two files for each operator. Older ones are removed."""
+_KIND, _KEPT, _STEP = "measured-cost", "measured-kept", "measured-step"
+Found = TypeVar("Found", OpCost, KeptValues)
 
 
 class KnownCosts:
@@ -50,7 +50,7 @@ class KnownCosts:
         self._users = user_modules() if folder else {}
         self._entries: dict[str, Path | None] = {}
         self._rows: dict[str, OpCost | None] = {}
-        self._saved: dict[str, SavedValues] = {}
+        self._kept: dict[str, KeptValues] = {}
 
     def row(self, run: OpRun) -> OpCost | None:
         """Return the row of an operator; None if it was not measured before, or if that is in doubt."""
@@ -59,15 +59,15 @@ class KnownCosts:
             self._rows[run.op] = _read(entry, _KIND, OpCost, run.op) if entry else None
         return self._rows[run.op]
 
-    def saved(self, run: OpRun) -> SavedValues | None:
-        """Return what a compiled operator saves; None if it was not measured before, or if that is in doubt."""
+    def kept(self, run: OpRun) -> KeptValues | None:
+        """Return what an operator keeps; None if it was not measured before, or if that is in doubt."""
         self.row(run)
         entry = self._entries[run.op]
-        return _read(_beside(entry), _SAVED, SavedValues, run.op) if entry else None
+        return _read(_beside(entry), _KEPT, KeptValues, run.op) if entry else None
 
-    def note_saved(self, run: OpRun, saved: SavedValues) -> None:
-        """Let `keep` write what a compiled operator saves."""
-        self._saved[run.op] = saved
+    def note_kept(self, kept: KeptValues) -> None:
+        """Let `keep` write what an operator keeps."""
+        self._kept[kept.op] = kept
 
     def keep(self, rows: Iterable[OpCost]) -> None:
         """Write the rows that were not known."""
@@ -78,8 +78,8 @@ class KnownCosts:
             make_private(self._folder)
             for row, entry in new:
                 write_document(entry, _KIND, row)
-                if row.op in self._saved:
-                    write_document(_beside(entry), _SAVED, self._saved[row.op])
+                if row.op in self._kept:
+                    write_document(_beside(entry), _KEPT, self._kept[row.op])
             keep_newest(self._folder, MOST_ENTRIES)
 
     def step(self, stepper: torch.optim.Optimizer | None) -> StepOverheads | None:
@@ -142,7 +142,7 @@ def _read(entry: Path, kind: str, noun: type[Found], op: str) -> Found | None:
 
 
 def _beside(entry: Path) -> Path:
-    return entry.with_suffix(".saved.json")
+    return entry.with_suffix(".kept.json")
 
 
 @cache

@@ -1,10 +1,9 @@
 """Temporary memory of operators: bytes that are live only while a forward or backward runs."""
 
 import weakref
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from typing import Any, final
 
@@ -13,7 +12,8 @@ from torch import Tensor
 
 from graphpipe.costs import Curve, Temporaries
 from graphpipe.model.torch_private import DispatchMode, flatten, memory_key
-from graphpipe.profiler.op_runs import OpRun
+from graphpipe.profiler.runs.op_runs import OpRun
+from graphpipe.profiler.saved.op_pass import OpPass, may_release, with_gradients
 from graphpipe.profiler.saved.passing_bytes import PassingBytes, passing_bytes
 
 
@@ -28,19 +28,24 @@ def compiled_temporaries(
         device: where it runs.
         eager: what `temporaries` returned before.
     """
-    passing: dict[int, PassingBytes] = {}
+    passing, shapes = dict[int, list[PassingBytes]](), dict[int, float]()
     for samples in sorted({*batch_sizes}):
-        with suppress(RuntimeError, ValueError), _with_gradients(run.parameters):
-            _, entered = run.enter(samples)
-            if roots := _roots(run, entered):
-                torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
-            del roots
-            _, entered = run.enter(samples)
-            passing[samples] = passing_bytes(partial(_roots, run, entered), device)
+        with suppress(RuntimeError, ValueError), with_gradients(run.parameters):
+            for task in _tasks(run, samples):
+                task()
+            tried = OpPass.of(run, samples, releases=True)
+            for task in (tried.forward, tried.seed, tried.input_half):
+                task()
+            shapes[samples] = tried.half.shapes_bytes
+            passing[samples] = passing_bytes(_tasks(run, samples), device)
+    forward, backward, first, second = ({samples: each[at] for samples, each in passing.items()} for at in (0, 2, 5, 6))
     return replace(
         eager,
-        forward=_through({samples: each.forward for samples, each in passing.items()}),
-        backward=_through({samples: each.backward for samples, each in passing.items()}),
+        forward=_through({samples: each.over_end for samples, each in forward.items()}),
+        backward=_through({samples: each.over_start for samples, each in backward.items()}),
+        input_half=_through({samples: each.over_start for samples, each in first.items()}),
+        weight_half=_through({samples: each.over_start for samples, each in second.items()}),
+        held_gradients=_through(shapes) if any(shapes.values()) else None,
     )
 
 
@@ -66,51 +71,52 @@ def temporaries(
     return Temporaries(
         forward=_through({samples: memory.forward for samples, memory in memory_by_samples.items()}),
         backward=_through({samples: memory.backward for samples, memory in memory_by_samples.items()}),
+        input_half=_through({samples: memory.input_half for samples, memory in memory_by_samples.items()}),
+        weight_half=_through({samples: memory.weight_half for samples, memory in memory_by_samples.items()}),
         loss_bytes_per_sample=max(0.0, saved - saved_bytes_per_sample) if run.ends else 0.0,
     )
 
 
-def _roots(run: OpRun, entered: dict[str, Tensor]) -> list[Tensor]:
-    return [output for output in run.call(entered) if output.requires_grad]
+def _tasks(run: OpRun, samples: int) -> list[Callable[[], object]]:
+    # Those whose memory is measured: the first, the third, and the last two.
+    whole, halved = OpPass.of(run, samples), OpPass.of(run, samples, releases=True)
+    first = [whole.forward, whole.seed, whole.backward]
+    return [*first, halved.forward, halved.seed, halved.input_half, halved.weight_half]
 
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    # Bytes: temporary in the forward, temporary in the backward, and saved between the two.
+    # Bytes: temporary in the forward, the backward and each of its halves, and saved between forward and backward.
     forward: int
     backward: int
     saved: int
+    input_half: int
+    weight_half: int
 
 
 def _measure(run: OpRun, samples: int) -> _Memory:
-    _, entered = run.enter(samples)
-    live = LiveBytes()
-    with _with_gradients(run.parameters):
+    releases = may_release(run, samples)
+    with with_gradients(run.parameters):
+        whole, live = OpPass.of(run, samples), LiveBytes()
         with live:
-            outputs = run.call(entered)
+            whole.forward()
         forward, saved = live.peak - live.bytes, live.bytes
-        roots = [output for output in outputs if output.requires_grad]
-        del outputs
-        gradients = [torch.ones_like(root) for root in roots]
-        before = live.bytes
-        live.forget_peak()
+        whole.seed()
+        backward = _peak(live, whole.backward)
+        halved, live = OpPass.of(run, samples, releases=releases), LiveBytes()
         with live:
-            if roots:
-                torch.autograd.backward(roots, gradients)
-    return _Memory(forward, max(0, live.peak - before), saved)
+            halved.forward()
+        halved.seed()
+        return _Memory(forward, backward, saved, _peak(live, halved.input_half), _peak(live, halved.weight_half))
 
 
-@contextmanager
-def _with_gradients(parameters: Sequence[Tensor]) -> Generator[None]:
-    # In a step, every micro-batch but the first adds to gradients that already exist.
-    before = [parameter.grad for parameter in parameters]
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    try:
-        yield
-    finally:
-        for parameter, gradient in zip(parameters, before, strict=True):
-            parameter.grad = gradient
+def _peak(live: "LiveBytes", task: Callable[[], object]) -> int:
+    # The most bytes that a task holds beyond what was held before it.
+    before = live.bytes
+    live.forget_peak()
+    with live:
+        task()
+    return max(0, live.peak - before)
 
 
 def _through(bytes_by_samples: Mapping[int, float]) -> Curve:

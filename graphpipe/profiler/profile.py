@@ -25,16 +25,17 @@ from graphpipe.model.hidden.compiled_modules import eagerly
 from graphpipe.model.inputs import Inputs, name_inputs
 from graphpipe.model.split.split import capture_for
 from graphpipe.model.torch_private import flatten, unflatten
-from graphpipe.profiler.compiled_layers import CompiledLayers, with_saved
+from graphpipe.profiler.compiled_layers import CompiledLayers
 from graphpipe.profiler.contention import MOST_PROCESSES_PER_CORE, under_contention
 from graphpipe.profiler.effort import Effort
 from graphpipe.profiler.empty_run import empty_run
 from graphpipe.profiler.known_costs import KnownCosts
 from graphpipe.profiler.op_memory import temporaries
-from graphpipe.profiler.op_runs import Criterion, OpRun, op_runs
 from graphpipe.profiler.profile_ops import one_pass, profile_ops
 from graphpipe.profiler.profiled_device import profiled_device
-from graphpipe.profiler.saved.saved_values import SavedValues
+from graphpipe.profiler.runs.op_runs import Criterion, OpRun, op_runs
+from graphpipe.profiler.saved.kept_values import kept_values, with_kept
+from graphpipe.profiler.saved.saved_values import KeptValues
 from graphpipe.profiler.step_overheads import (
     StepOverheads,
     optimizer_of_copies,
@@ -139,7 +140,7 @@ def profile(
         empty = empty_run(max(sizes), device, captured.precision)
         samples: list[OpRun] = []
         rows: dict[int, tuple[OpCost, ...]] = {}
-        saved: list[SavedValues] = []
+        kept: list[KeptValues] = []
         count = sum(degrees.values())
         with (
             waiting(f"profiling {count} operators") as advance,
@@ -150,7 +151,13 @@ def profile(
                 before, part = sum(map(len, rows.values())), graph if ranks == 1 else rank_graph(graph, ranks)
                 measured = profile_ops(
                     _with_memory(
-                        runs(ranks), part, sizes, memory, samples, known[ranks], layers if ranks == 1 else None, saved
+                        runs(ranks),
+                        part,
+                        sizes,
+                        memory,
+                        samples,
+                        known[ranks],
+                        *(layers, kept) if ranks == 1 else (None, None),
                     ),
                     device_type,
                     sizes,
@@ -160,8 +167,7 @@ def profile(
                     on_progress=lambda done, before=before: advance((before + done) / count),
                 )
                 rows[ranks] = tuple(replace(row, temporaries=memory[row.op]) for row in measured)
-            if compile:
-                rows[1] = with_saved(rows[1], saved)
+            rows[1] = with_kept(rows[1], kept)
             stepper = optimizer_of_copies(trainable, optimizer, device)
             if (step := known[1].step(stepper)) is None:
                 after_operators = replace(effort, between=lambda: one_pass(samples, max(sizes), effort))
@@ -189,10 +195,10 @@ def _with_memory(
     samples: list[OpRun],
     known: KnownCosts,
     layers: CompiledLayers | None,
-    saved: list[SavedValues],
+    kept: list[KeptValues] | None,
 ) -> Generator[OpRun]:
-    # Yields the runs. Fills `memory` with the temporaries of each, `samples` with a few different operators, and
-    # `saved`, if layers are compiled. They are once their eager memory is measured, because the compiler passes over
+    # Yields the runs. Fills `memory` with the temporaries of each, `samples` with a few different operators, and `kept`
+    # with what each keeps. Layers are compiled once their eager memory is measured, because the compiler passes over
     # what runs in the measuring mode.
     known_temporaries: dict[Hashable, Temporaries] = {}
     for run in runs:
@@ -205,7 +211,12 @@ def _with_memory(
                     measured = layers.temporaries(run, batch_sizes, measured)
             known_temporaries[run.signature] = measured
         if layers is not None:
-            saved.append(layers.saved(run, batch_sizes, known))
+            layers.install(run)
+        if kept is not None:
+            if (found := known.kept(run)) is None:
+                found = kept_values(run, batch_sizes)
+                known.note_kept(found)
+            kept.append(found)
         memory[run.op] = known_temporaries[run.signature]
         if len(samples) < _MOST_SAMPLE_RUNS and all(run.signature != sample.signature for sample in samples):
             samples.append(run)

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
 from graphpipe.plans.sharding import SampleRange, sample_range
-from graphpipe.plans.verify_ranks import replica_of
+from graphpipe.plans.stage import PlanFields
+from graphpipe.plans.verify_memory import check_memory, measured, most_load, received_bytes, saved_with_casts
+from graphpipe.plans.verify_ranks import of_rank, replica_of
 from graphpipe.schedule.schedule import Schedule, StageTask
 
 _ROUNDING = 1e-6
@@ -19,7 +21,8 @@ def verify(plan: Plan, schedule: Schedule) -> None:
        halves. It is one task at a stage that recomputes or offloads, or whose backward must be whole.
     2. The forwards, the input gradients and the weight gradients of a stage are in micro-batch order, and each comes
        after the one that it needs (condition C4 of GraphPipe). A whole backward is both gradients.
-    3. A stage never has more samples in flight, from forward to weight gradient, than it allows.
+    3. A stage never has more samples in flight, from forward to weight gradient, than it allows. What waits between
+       the halves of backwards fits in memory.
     4. The devices do not deadlock.
     5. Devices that share a replica do the same tasks in the same order.
     6. In a segment of several mini-batches, every stage updates its weights once per mini-batch, after the weight
@@ -29,6 +32,7 @@ def verify(plan: Plan, schedule: Schedule) -> None:
 
     Raises:
         InvalidInput: a check fails. The error names the device and the task.
+        Infeasible: what waits between the halves of backwards does not fit.
     """
     if len(schedule.devices) != len(plan.cluster.devices):
         raise InvalidInput(
@@ -54,6 +58,31 @@ def verify(plan: Plan, schedule: Schedule) -> None:
         sound[hosted] = tasks
     _check_ranks(plan, schedule)
     _check_progress(plan, schedule, mini_batches * plan.batch_size)
+    check_halves(plan, schedule)
+
+
+def check_halves(plan: Plan, schedule: Schedule) -> None:
+    """Check that every device has memory for what waits between the halves of backwards.
+
+    The plan itself is checked with all its samples in flight. With gradients, a sample between the halves may need more
+    than before them.
+
+    Raises:
+        Infeasible: a device has too little. The missing bytes are given.
+    """
+    more: dict[int, float] = {}
+    for device, tasks in enumerate(schedule.devices):
+        split = {task.stage for task in tasks if task.kind == "I"}
+        held = {number: _sample_bytes(plan, number) for number in split}
+        stages = {number: plan.stages[number] for number in split}
+        now = -sum(held[number][0] * stage.in_flight / stage.degree for number, stage in stages.items())
+        for task in (task for task in tasks if task.stage in split):
+            before, between = held[task.stage]
+            change = {"F": before, "B": -before, "I": between - before, "W": -between}.get(task.kind, 0.0)
+            now += change * stages[task.stage].micro_batch / stages[task.stage].degree
+            more[device] = max(more.get(device, 0.0), now)
+    if any(count > 0 for count in more.values()):
+        check_memory(plan, more)
 
 
 def _check_ranks(plan: Plan, schedule: Schedule) -> None:
@@ -122,6 +151,7 @@ def _check_order(plan: Plan, stage: int, tasks: list[StageTask], where: str) -> 
     # The next micro-batch of each kind. A whole backward B counts as both I and W.
     following = {"F": 0, "I": 0, "W": 0}
     updated, count = 0, -(-plan.batch_size // plan.stages[stage].micro_batch)
+    kept = _kept_share(plan, stage) if any(task.kind == "I" for task in tasks) else 0.0
     for task in tasks:
         if task.kind == "U":
             if task.micro_batch != updated or following["W"] != (updated + 1) * count:
@@ -138,7 +168,7 @@ def _check_order(plan: Plan, stage: int, tasks: list[StageTask], where: str) -> 
         for kind, earlier in (("I", "F"), ("W", "I")):
             if following[kind] > following[earlier]:
                 raise InvalidInput(f"{task} comes before {earlier}{stage}.{task.micro_batch}", where=where)
-        samples = _held_samples(plan, stage, following) if plan.trains else 0
+        samples = _held_samples(plan, stage, following, kept) if plan.trains else 0
         if samples > allowed + _ROUNDING:
             raise InvalidInput(
                 f"with {task}, {samples:g} samples are in flight at stage '{plan.stages[stage].name}', "
@@ -148,10 +178,79 @@ def _check_order(plan: Plan, stage: int, tasks: list[StageTask], where: str) -> 
             )
 
 
-def _held_samples(plan: Plan, stage: int, done: dict[str, int]) -> float:
+def _held_samples(plan: Plan, stage: int, done: dict[str, int], kept: float) -> float:
     # Between the halves of its backward, a sample counts as the share of its activations that stays in memory.
-    kept = plan.costs.kept_for_weight_gradient
     return plan.stages[stage].micro_batch * (done["F"] - done["I"] + kept * (done["I"] - done["W"]))
+
+
+def _kept_share(plan: Plan, number: int) -> float:
+    if (share := plan.costs.kept_for_weight_gradient) is not None:
+        return share
+    before, between = _sample_bytes(plan, number)
+    return min(1.0, between / before) if before else 1.0
+
+
+def _sample_bytes(plan: Plan, number: int) -> tuple[float, float]:
+    """Return the bytes that a device of a stage keeps per sample before and between the halves of its backward."""
+    stage = plan.stages[number]
+    own, inside, replica = of_rank(plan, stage), {*stage.ops}, stage.micro_batch / stage.degree
+    saved = {op: saved_with_casts(own, op, replica) for op in stage.ops}
+    before = sum(saved.values()) + received_bytes(own, inside)
+    if (share := own.costs.kept_for_weight_gradient) is not None:
+        return before, before * share
+    training = _training(own)
+    kept: dict[tuple[str, str], float] = {}  # received values that a gradient of parameters needs
+    arriving: dict[str, dict[tuple[str, str], float]] = {op: {} for op in stage.ops}
+    readers: dict[str, set[str]] = {op: set() for op in stage.ops}
+    back: dict[str, set[str]] = {op: set() for op in stage.ops}
+    for edge in own.graph.edges:
+        returned = [(value, count) for *_, value, count in edge.reads if value not in own.graph.one_way]
+        if edge.source in inside:
+            readers[edge.source].add(edge.target)
+            known = arriving[edge.source]
+            known |= {value: max(known.get(value, 0.0), count) for value, count in returned}
+        elif edge.target in inside & training:
+            kept |= {value: max(kept.get(value, 0.0), count) for *_, value, count in edge.reads}
+        if edge.target in inside and returned:
+            back[edge.target].add(edge.source)
+    returning: set[str] = set()  # whose gradients lead back to another stage
+    for op in (op for op in own.graph.order if op in inside):
+        if back[op] - inside or back[op] & returning:
+            returning.add(op)
+    between = sum(kept.values())
+    for op in stage.ops:
+        gradients = sum(arriving[op].values())
+        if op in returning:
+            between += _op_between(own, op, replica, gradients, readers[op], training)
+        else:  # All of it is left to the second half, with the gradients that enter it.
+            enters = op in own.graph.differentiable and not readers[op] & inside - returning
+            between += saved[op] + (gradients if enters else 0.0)
+    return before, between
+
+
+def _op_between(
+    plan: PlanFields, op: str, replica: float, gradients: float, readers: set[str], training: set[str]
+) -> float:
+    it, per_sample, once = plan.graph[op], [0.0], [0.0]
+    for kind in {device.type for device in plan.cluster.devices}:
+        row = plan.costs.by_op[op, kind]
+        if row.between_halves is not None:
+            per_sample.append(row.between_halves.per_sample)
+            once.append(row.between_halves.per_forward)
+            continue
+        held = measured(plan, op, row)
+        output = min(it.output_bytes_per_sample, held.per_sample)
+        stays = output if readers & training else 0.0
+        if op in training:
+            stays += held.per_sample - output + (gradients if readers else it.output_bytes_per_sample)
+            once.append(held.per_forward)
+        per_sample.append(stays)
+    return max(per_sample) * most_load(plan, op) + max(once) / replica
+
+
+def _training(plan: PlanFields) -> set[str]:
+    listed = {op.name for op in plan.graph.ops if op.parameters or op.parameter_bytes}
+    return {op.name for op in plan.graph.ops if op.trainable and (op.name in listed or not listed)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from graphpipe.plans import Plan
+from graphpipe.plans.device_memory import between_halves
 from graphpipe.plans.sharding import SampleRange
 from graphpipe.schedule import Compute, LoweredSchedule, Receive, Send, StageTask, Transfer
 from graphpipe.schedule.acknowledged_sends import AcknowledgedSends, find_acknowledged_sends
@@ -52,7 +53,8 @@ class Buffers:
     def of(plan: Plan, lowered: LoweredSchedule, device: int) -> Changes:
         """Return the changes of a device's buffers in a step, if each device is a rank."""
         tasks = [action.task for action in lowered.devices[device] if isinstance(action, Compute)]
-        split = {task.stage: plan.costs.kept_for_weight_gradient for task in tasks if task.kind == "W"}
+        halved = {task.stage for task in tasks if task.kind == "W"}
+        split = {stage: between_halves(plan.cost_model, plan.stages[stage]).received_share for stage in halved}
         acknowledged = find_acknowledged_sends(
             lowered, {number: number for number in range(len(lowered.devices))}, device
         )

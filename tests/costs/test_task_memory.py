@@ -1,5 +1,7 @@
 """Memory that tasks hold only while they run: hand-computed for a chain of three operators."""
 
+from dataclasses import replace
+
 import pytest
 from problems import KIND, cluster
 
@@ -49,13 +51,42 @@ def model(*, known: bool = True, loss: float = 0.0) -> CostModel:
 def test_temporaries_are_added_to_what_later_operators_hold_at_that_time() -> None:
     # Of 2 samples. Forward: c 4; b 14 - 2; a 8 - 22. Backward: c 1000 + 40; b 1000 + 60 + 12 that came from c - 2;
     # a 1000 + 100 + 6 - 22. The first backward adds the gradients of later operators: 5 of c, 10 of b and c.
-    assert TaskMemory.of(model().op_bytes, OPS, 2) == TaskMemory(forward=12, first_backward=1094, backward=1084)
+    # A half holds as much as the backward here. The first keeps all that is saved, and gradients: 3 of a, 6 of b.
+    # Input half: c 1040; b 1072; a 1106 + 12 of b. Weight half: c 1040; b 1060 - 2; a 1100 - 2 - 32. The first one adds
+    # 5 and 10.
+    assert TaskMemory.of(model().op_bytes, OPS, 2) == TaskMemory(
+        forward=12, first_backward=1094, backward=1084, input_half=1118, first_weight_half=1076, weight_half=1066
+    )
 
 
 def test_a_gradient_from_another_stage_is_in_a_buffer() -> None:
     assert TaskMemory.of(model().op_bytes, ("m.a", "m.b"), 2) == TaskMemory(
-        forward=14, first_backward=1000 + 100 + 6 - 20 + 5, backward=1000 + 100 + 6 - 20
+        forward=14,
+        first_backward=1000 + 100 + 6 - 20 + 5,
+        backward=1000 + 100 + 6 - 20,
+        input_half=1000 + 100 + 6 + 12,
+        first_weight_half=1000 + 100 - 32 + 5,
+        weight_half=1000 + 100 - 32,
     )
+
+
+def test_halves_count_as_backwards_where_a_table_says_the_share_that_stays() -> None:
+    costs = model()
+    share = replace(costs, table=replace(costs.table, kept_for_weight_gradient=0.5))
+    assert TaskMemory.of(share.op_bytes, OPS, 2) == TaskMemory(
+        forward=12, first_backward=1094, backward=1084, input_half=1084, first_weight_half=1094, weight_half=1084
+    )
+
+
+def test_measured_halves_stand_in_place_of_the_backward() -> None:
+    held = Temporaries(
+        forward=Curve(), backward=Curve(lines=((900.0, 0.0),)), input_half=Curve(lines=((7.0, 0.0),)), weight_half=None
+    )
+    costs = model()
+    rows = tuple(replace(row, temporaries=held) for row in costs.table.rows)
+    found = TaskMemory.of(replace(costs, table=replace(costs.table, rows=rows)).op_bytes, OPS, 2)
+    assert found.of_task("I", first=False) == 7 + 6 + 12
+    assert found.of_task("W", first=False) == 900
 
 
 def test_a_backward_holds_a_region_only_once_it_is_computed_again() -> None:

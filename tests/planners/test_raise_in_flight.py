@@ -7,6 +7,7 @@ import pytest
 from builders import Part, make_plan
 
 from graphpipe.cluster import HostMemory
+from graphpipe.costs import SavedBytes
 from graphpipe.planners.raise_in_flight import with_room, with_slack
 from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import host_bytes
@@ -51,6 +52,18 @@ def test_slack_of_any_sizes_and_bursts_runs_to_its_end(sizes: tuple[int, ...]) -
         plan = make_plan([replace(parts[0], saved_bytes=1.0), *parts[1:]], batch_size=32)
         full = with_memory(plan, plan.stages[0].in_flight)
         assert step_seconds(replace(with_slack(full), schedule="kfkb")) > 0  # or it raises an error
+
+
+def test_room_counts_what_waits_between_halves() -> None:
+    plan = make_plan([Part(saved_bytes=10.0)] * 3, batch_size=4)
+    rows = tuple(replace(row, between_halves=SavedBytes(per_sample=15.0)) for row in plan.costs.rows)
+    plan = with_memory(replace(plan, costs=replace(plan.costs, rows=rows)), 30.0)
+    assert in_flight(with_room(plan)) == [3, 3, 3]
+    assert in_flight(with_room(plan, splits=True)) == [
+        3,
+        2,
+        2,
+    ]  # the first stage sends no gradient, so it does not split
 
 
 def test_slack_and_room_end_at_the_mini_batch_and_at_the_memory() -> None:

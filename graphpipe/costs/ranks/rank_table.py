@@ -64,7 +64,7 @@ def _exchanges(graph: Graph, ring: Ring) -> RingExchanges | None:
 
 def _rank_row(row: OpCost, graph: Graph, ring: Ring) -> OpCost:
     # What was measured for compiled stages does not hold: no devices share a replica of one.
-    op, row = graph[row.op], replace(row, saved=None)
+    op, row = graph[row.op], replace(row, saved=None, between_halves=None)
     if op.shards is None:
         return row
     shards, row = op.shards, row.of_ranks(ring.degree)
@@ -95,6 +95,9 @@ def _rank_row(row: OpCost, graph: Graph, ring: Ring) -> OpCost:
             held,
             forward=_bytes(held.forward, share, exchanged[0]),
             backward=_bytes(held.backward, share, exchanged[1]),
+            input_half=held.input_half and _bytes(held.input_half, share, exchanged[1]),
+            weight_half=held.weight_half and _bytes(held.weight_half, share, 0.0),
+            held_gradients=None,
             loss_bytes_per_sample=held.loss_bytes_per_sample * loss,
         ),
     )

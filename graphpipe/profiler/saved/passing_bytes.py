@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.profiler import profile, record_function
 
 from graphpipe.devices.registry import kind_of
 
-_FORWARD, _BACKWARD = "a forward that is measured", "its backward"
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
 """The environment variable that says what torch's profiler writes to standard error."""
 _NOTHING = "99"
@@ -27,62 +25,53 @@ _NOTHING = "99"
 
 @dataclass(frozen=True, slots=True)
 class PassingBytes:
-    """Peak bytes of a forward beyond what remains at its end, and of a backward beyond what was held at its start."""
+    """Peak bytes of a task beyond what was held at its start, and beyond what remains at its end."""
 
-    forward: float
-    backward: float
+    over_start: float
+    over_end: float
 
 
-def passing_bytes(forward: Callable[[], Sequence[Tensor]], device: torch.device) -> PassingBytes:
-    """Run a forward and the backward of what it returns, and return the memory that passes in each.
+def passing_bytes(tasks: Sequence[Callable[[], object]], device: torch.device) -> list[PassingBytes]:
+    """Run tasks one after the other, and return the memory that passes in each.
 
     Args:
-        forward: returns the roots of the backward.
-        device: where it runs. On the host, torch's profiler watches the allocator.
+        tasks: such as a forward and its backward.
+        device: where they run. On the host, torch's profiler watches the allocator.
     """
-    return _by_trace(forward) if kind_of(device).on_host else _by_allocator(forward, device)
+    return _by_trace(tasks) if kind_of(device).on_host else [_by_allocator(task, device) for task in tasks]
 
 
-def _by_allocator(forward: Callable[[], Sequence[Tensor]], device: torch.device) -> PassingBytes:
+def _by_allocator(task: Callable[[], object], device: torch.device) -> PassingBytes:
     kind = kind_of(device)
-    kind.reset_peak(device)
-    roots = forward()
-    passing = kind.peak_bytes(device) - kind.held_bytes(device)
-    gradients = [torch.ones_like(root) for root in roots]
     before = kind.held_bytes(device)
     kind.reset_peak(device)
-    if roots:
-        torch.autograd.backward(roots, gradients)
-    return PassingBytes(passing, max(0.0, kind.peak_bytes(device) - before))
+    task()
+    peak = kind.peak_bytes(device)
+    return PassingBytes(max(0.0, peak - before), peak - kind.held_bytes(device))
 
 
-def _by_trace(forward: Callable[[], Sequence[Tensor]]) -> PassingBytes:
+def _by_trace(tasks: Sequence[Callable[[], object]]) -> list[PassingBytes]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "trace.json")
         with _quiet(), profile(profile_memory=True) as trace:
-            with record_function(_FORWARD):
-                roots = forward()
-            gradients = [torch.ones_like(root) for root in roots]
-            with record_function(_BACKWARD):
-                if roots:
-                    torch.autograd.backward(roots, gradients)
+            for number, task in enumerate(tasks):
+                with record_function(_name(number)):
+                    task()
         trace.export_chrome_trace(str(file))
-        return _passing(json.loads(file.read_text(encoding="utf-8"))["traceEvents"])
-
-
-def _passing(events: Iterable[Mapping[str, Any]]) -> PassingBytes:
-    events = [*events]
-    spans = {each["name"]: each for each in events if each.get("name") in (_FORWARD, _BACKWARD)}
-    ended, started = spans[_FORWARD]["ts"] + spans[_FORWARD]["dur"], spans[_BACKWARD]["ts"]
+        events: list[Mapping[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
+    spans = {each.get("name"): each for each in events}
     changes = sorted((each["ts"], each["args"]["Bytes"]) for each in events if each.get("name") == "[memory]")
-    most, held = _peak(count for moment, count in changes if moment <= ended)
-    returning, _ = _peak(count for moment, count in changes if moment >= started)
-    return PassingBytes(most - held, returning)
+    return [_passing(spans[_name(number)], changes) for number in range(len(tasks))]
 
 
-def _peak(changes: Iterable[float]) -> tuple[float, float]:
-    sums = [*accumulate(changes, initial=0.0)]
-    return max(sums), sums[-1]
+def _name(number: int) -> str:
+    return f"task {number} that is measured"
+
+
+def _passing(span: Mapping[str, Any], changes: Iterable[tuple[float, float]]) -> PassingBytes:
+    own = (count for moment, count in changes if span["ts"] <= moment <= span["ts"] + span["dur"])
+    sums = [*accumulate(own, initial=0.0)]
+    return PassingBytes(max(sums), max(sums) - sums[-1])
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What operators save for their backward, as autograd tells it when they run, compiled or not.
+"""What operators keep for their backward, or for its second half, as autograd tells it when they run, compiled or not.
 
     a makes u   ->   b saves u, makes v and saves w inside   ->   c saves v
     a keeps u        b keeps w and v                              c keeps nothing
@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from graphpipe.costs import SavedBytes
 from graphpipe.model.saved_tensors import SavedTensor, handle_saved_tensors
 from graphpipe.model.torch_private import memory_key
+from graphpipe.profiler.runs.op_runs import OpRun
+from graphpipe.profiler.saved.op_pass import OpPass, may_release
 
 Forward = Callable[[dict[str, Tensor]], Sequence[Tensor]]
 """Takes inputs by name, and returns the values that others read, in the order of their names, and then others."""
@@ -26,7 +28,7 @@ Forward = Callable[[dict[str, Tensor]], Sequence[Tensor]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedValues:
-    """What one operator saves, at some numbers of samples."""
+    """What one operator keeps for a later task, at some numbers of samples."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -38,7 +40,7 @@ class SavedValues:
     within: Mapping[str, str] = field(default_factory=dict[str, str])
     """The value, read or made, in whose memory a value that others read of it lies."""
     saves: frozenset[str] = frozenset()
-    """Values, read or made, that it saves."""
+    """Values, read or made, that it keeps."""
 
     def joined(self, other: "SavedValues") -> "SavedValues":
         """Return these and those of the same operator at other numbers of samples."""
@@ -50,6 +52,23 @@ class SavedValues:
             within={**self.within, **other.within},
             saves=self.saves | other.saves,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptValues:
+    """What one operator keeps, as it was measured."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    saved: SavedValues
+    """For its backward."""
+    between_halves: SavedValues
+    """Between the two halves of a split backward, with the gradients that those of parameters wait with."""
+
+    @property
+    def op(self) -> str:
+        """The name of the operator."""
+        return self.between_halves.op
 
 
 @dataclass(slots=True)
@@ -67,7 +86,7 @@ class _Saved:
 def saved_values(
     op: str, forward: Forward, module: nn.Module | None, sends: Sequence[str], given: Mapping[str, Tensor], samples: int
 ) -> SavedValues:
-    """Return what an operator saves at one number of samples.
+    """Return what an operator saves for its backward at one number of samples.
 
     Args:
         op: its name.
@@ -78,17 +97,42 @@ def saved_values(
         samples: their number.
     """
     noted = _Saved()
-    state = [] if module is None else [*module.parameters(), *module.buffers()]
-    homes = {**dict.fromkeys(map(memory_key, state), ""), **{memory_key(each): name for name, each in given.items()}}
     with handle_saved_tensors(noted):
         outputs = forward(dict(given))
+    return _values(op, noted, module, dict(zip(sends, outputs, strict=False)), given, samples)
+
+
+def values_between_halves(run: OpRun, samples: int) -> SavedValues:
+    """Return what an operator keeps between the two halves of a split backward at one number of samples."""
+    tried, noted = OpPass.of(run, samples, releases=may_release(run, samples)), _Saved()
+    with handle_saved_tensors(noted):
+        outputs = tried.forward()
+    tried.seed()
+    tried.input_half()
+    # Outputs are held until here, so that no gradient lies where one of them was.
+    sent = dict(zip(run.sends, outputs, strict=False))
+    return _values(run.op, noted, run.module, sent, tried.given, samples, tried.half.waiting)
+
+
+def _values(
+    op: str,
+    noted: _Saved,
+    module: nn.Module | None,
+    sent: Mapping[str, Tensor],
+    given: Mapping[str, Tensor],
+    samples: int,
+    others: Sequence[Tensor] = (),
+) -> SavedValues:
+    state = [] if module is None else [*module.parameters(), *module.buffers()]
+    homes = {**dict.fromkeys(map(memory_key, state), ""), **{memory_key(each): name for name, each in given.items()}}
     made, within = dict[str, Mapping[int, float]](), dict[str, str]()
-    for name, tensor in zip(sends, outputs, strict=False):
+    for name, tensor in sent.items():
         if (home := homes.setdefault(memory_key(tensor), name)) == name:
             made[name] = {samples: float(_bytes(tensor))}
         elif home:
             within[name] = home
-    kept = {memory_key(saved.tensor): saved.tensor for saved in noted.seen if saved.tensor is not None}
+    saved = [each.tensor for each in noted.seen if each.tensor is not None]
+    kept = {memory_key(tensor): tensor for tensor in (*saved, *others)}
     return SavedValues(
         op=op,
         inside={samples: float(sum(_bytes(tensor) for key, tensor in kept.items() if key not in homes))},
@@ -99,7 +143,7 @@ def saved_values(
 
 
 def saved_by_op(found: Iterable[SavedValues]) -> dict[str, SavedBytes]:
-    """Return what each operator keeps, given what all operators of a model save."""
+    """Return what each operator keeps, given what all operators of a model keep."""
     found = [*found]
     within = {name: home for each in found for name, home in each.within.items()}
     saved = {_home(name, within) for each in found for name in each.saves}

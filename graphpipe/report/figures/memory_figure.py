@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from graphpipe.planners.improve.memory_curve import CurvePoint
 from graphpipe.plans import Plan
-from graphpipe.plans.device_memory import stage_memory
+from graphpipe.plans.device_memory import between_halves, stage_memory
 from graphpipe.report.content.subject import Subject
 from graphpipe.report.figures.figure import Figure
 from graphpipe.report.figures.palette import HUES
@@ -117,9 +117,11 @@ def memory_figure(subject: Subject) -> Figure:
 def most_samples(plan: Plan, stage: int, predicted: Trace) -> float:
     """Return the most samples that one device of a stage holds at the same time in a step.
 
-    The first half of a split backward frees the part of a sample that the second half does not need.
+    The first half of a split backward frees the part of a sample that the second half does not need, and leaves
+    gradients to it.
     """
-    here, kept = plan.stages[stage], plan.costs.kept_for_weight_gradient
+    here = plan.stages[stage]
+    kept = between_halves(plan.cost_model, here).share
     freed = {"F": 0.0, "B": 1.0, "I": 1.0 - kept, "W": kept}
     changes: list[tuple[float, float]] = []
     for span in predicted.spans:

@@ -6,6 +6,7 @@ from torch import nn
 
 from graphpipe.model.stage_program import StageProgram
 from graphpipe.plans import Plan, Stage
+from graphpipe.plans.device_memory import between_halves
 from graphpipe.run.comm.broadcast import broadcast_tensors, copy_modes, state_tensors
 from graphpipe.run.comm.messages import RankMessages
 from graphpipe.run.comm.offload_messages import OffloadMessages
@@ -105,6 +106,7 @@ def _replicas(
             neighbour = _neighbour(plan.stages[slot.stage], slot, placement, world, offloads)
             offloading = Offloading(stage.name, world.device, copying, computing, neighbour)
         set_up_regions(program, stage, world.device, offloading)
+        splits = slot.stage in schedule.split_stages
         replicas[slot.stage, slot.device] = StageReplica(
             slot=slot,
             stage_name=stage.name,
@@ -117,9 +119,9 @@ def _replicas(
             precision=options.precision,
             recomputation=Recomputation(program.module) if stage.recompute == "full" else None,
             offloading=offloading,
-            splits=slot.stage in schedule.split_stages,
+            splits=splits,
             in_flight_limit=stage.in_flight / stage.degree if options.debug else None,
-            kept_share=plan.costs.kept_for_weight_gradient,
+            kept_share=between_halves(plan.cost_model, stage).counted_share if splits else 1.0,
         )
     return replicas
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from graphpipe.costs.stage_memory import NORM_COPY_BYTES
 from graphpipe.errors import NonFiniteLoss
 from graphpipe.graph import parameter_of
 from graphpipe.model.torch_private import flat_vector, norms
@@ -20,8 +21,8 @@ from graphpipe.run.stage.stage_replica_run import StageReplicaRun
 from graphpipe.run.tensor.tensor_slices import counted
 from graphpipe.run.weights.sharded_tensors import local_parts
 
-_FEW = 2**18
-"""Up to this many elements, one norm of all gradients in one vector is faster than one norm per gradient."""
+_FEW = NORM_COPY_BYTES // 4
+"""The same in elements of fp32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

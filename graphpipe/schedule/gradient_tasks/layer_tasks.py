@@ -82,9 +82,11 @@ class LayerTasks:
             for first in gradients[:1]:
                 reads[LayerTask("F", layer), first] = kept
                 reads |= {(other, first): count for other, count in arriving.items()}
-            for weights in gradients[1:]:  # About as many bytes of gradients as those of the layer's outputs.
-                share = model.table.kept_for_weight_gradient
-                reads[gradients[0], weights] = kept * share + sum(arriving.values())
+            for weights in gradients[1:]:
+                between = model.activations(micro_batch).between_halves(ops, micro_batch)
+                reads[gradients[0], weights] = micro_batch * (between.own + between.received)
+                if not between.has_gradients:  # About as many bytes as those of the layer's outputs.
+                    reads[gradients[0], weights] += sum(arriving.values())
             tasks += gradients
         return LayerTasks(
             model=model,

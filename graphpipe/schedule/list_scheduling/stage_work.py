@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from graphpipe.plans import Plan
+from graphpipe.plans.device_memory import between_halves
 from graphpipe.plans.estimates import sum_seconds
 from graphpipe.plans.in_flight import in_flight_samples
 from graphpipe.schedule.schedule import Kind
@@ -36,7 +37,8 @@ class StageWork:
     warm_up: int
     """Micro-batches in flight under 1F1B, at most `room`."""
     kept: float
-    """Share of a micro-batch's activations that stays in memory from its input gradient to its weight gradient."""
+    """What a micro-batch keeps in memory from its input gradient to its weight gradient, in units of what it keeps
+    before. Gradients that wait may make it larger than 1."""
     seconds: Mapping[Kind, float] = field(hash=False)
     sum_seconds: float
     """Seconds of all-reduce and exchange of shared gradients after the stage's last task."""
@@ -77,7 +79,7 @@ def _own_work(plan: Plan, number: int, needed: int) -> StageWork:
         count=count,
         room=room,
         warm_up=min(room, needed // stage.micro_batch),
-        kept=plan.costs.kept_for_weight_gradient,
+        kept=between_halves(plan.cost_model, stage).share,
         seconds={
             "F": max(task.forward for task in tasks),
             "B": max(task.backward for task in tasks),
@@ -90,7 +92,4 @@ def _own_work(plan: Plan, number: int, needed: int) -> StageWork:
 
 
 def _splits(plan: Plan, number: int) -> bool:
-    # While a weight half waits, everything that the input half recomputed or fetched would stay in memory.
-    stage = plan.stages[number]
-    keeps = stage.recompute == "none" and not stage.offload
-    return bool(plan.gradient_targets[number]) and keeps and stage.backward == "auto"
+    return bool(plan.gradient_targets[number]) and plan.stages[number].may_split

@@ -26,6 +26,7 @@ from graphpipe.schedule.list_scheduling.greedy import Rule, greedy
 from graphpipe.schedule.list_scheduling.partial_schedule import PartialSchedule
 from graphpipe.schedule.list_scheduling.plan_work import PlanWork, hosted_stages, work_of_plan
 from graphpipe.schedule.list_scheduling.replay import replay
+from graphpipe.schedule.list_scheduling.waiting_bytes import has_memory
 from graphpipe.schedule.schedule import Kind, Schedule, StageTask
 from graphpipe.schedule.scheduler import Scheduler
 from graphpipe.schedule.schedulers import dualpipe_v, interleaved, one_f_one_b, zb_h1
@@ -54,19 +55,21 @@ def build(plan: Plan) -> Schedule:
 
     The best schedule ends first. Of several, it is the one with the least time from a stage's first task to its update,
     at the stage that takes longest. Without a barrier between steps, this is the time of a step in the long run. Times
-    are those of the slowest replica of each stage. Transfers overlap with tasks.
+    are those of the slowest replica of each stage. Transfers overlap with tasks. A schedule is left out if a device has
+    no memory for what waits between the halves of backwards.
 
     Raises:
         InvalidInput: a stage's in_flight samples are too few for the stages after it.
     """
     works = work_of_plan(plan)
-    known = min(_known(plan, works), key=_value, default=None)
-    best = _search(works, known.seconds if known is not None else inf)
-    if known is not None and (best is None or _value(known) <= _value(best)):
-        best = known
-    if best is None:
-        return replace(one_f_one_b.build(plan), name=NAME)  # If 1F1B is impossible too, its error says why.
-    return _schedule(plan, best)
+    found = [*_known(plan, works)]
+    best = _search(works, min((each.seconds for each in found), default=inf))
+    found += [] if best is None else [best]
+    for partial in sorted(found, key=_value):
+        schedule = _schedule(plan, partial)
+        if has_memory(plan, schedule.devices):
+            return schedule
+    return replace(one_f_one_b.build(plan), name=NAME)  # If 1F1B is impossible too, its error says why.
 
 
 def greedy_seconds(plan: Plan, limit_seconds: float = inf) -> float:

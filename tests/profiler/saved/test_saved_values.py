@@ -9,8 +9,8 @@ from graphpipe.costs import SavedBytes
 from graphpipe.model.capture.capture import capture_nodes
 from graphpipe.model.inputs import name_inputs
 from graphpipe.model.zoo.registry import zoo_model
-from graphpipe.profiler.op_runs import op_runs
-from graphpipe.profiler.saved.saved_values import SavedValues, saved_by_op, saved_values
+from graphpipe.profiler.runs.op_runs import op_runs
+from graphpipe.profiler.saved.saved_values import SavedValues, saved_by_op, saved_values, values_between_halves
 
 SAMPLES = 4
 
@@ -59,3 +59,16 @@ def test_what_does_not_grow_with_samples_counts_once_for_a_forward() -> None:
     assert saved_by_op([found])["op"] == SavedBytes(per_sample=5.0, per_forward=100.0)
     steps = SavedValues(op="op", inside={2: 10.0, 4: 20.0, 8: 60.0})  # steeper later: below no measurement
     assert saved_by_op([steps])["op"] == SavedBytes(per_sample=10.0, per_forward=0.0)
+
+
+def test_inputs_of_weights_and_their_gradients_stay_between_the_halves_of_a_backward() -> None:
+    """Gradients were in no cost, so that split backwards needed up to a quarter more than predicted."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 2)), nn.GELU())
+    inputs = torch.randn(SAMPLES, 4)
+    captured = capture_nodes(model, inputs)
+    runs = op_runs(model, captured, gp.Cluster.preset("local:1"), name_inputs(captured.graph.input_layout, inputs))
+    found = [values_between_halves(run, SAMPLES) for run in runs]
+    kept = {op: each.per_sample for op, each in saved_by_op(found).items()}
+    # Linear layers keep inputs of 8 and 16 values, which count for what made them, and gradients of their outputs.
+    # What the activations save is freed. Each is in the operator of the layer before it.
+    assert kept == {"0": 4 * (8 + 8), "1.0": 4 * (16 + 16), "1.2": 4 * 2}

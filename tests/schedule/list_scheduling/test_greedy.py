@@ -23,8 +23,8 @@ def test_room_is_made_for_a_forward_only_once_its_input_has_arrived():
     link = Link(latency_seconds=1.0, bandwidth_bytes_per_second=1e18)
     plan = make_plan([Part(in_flight=2)] * 3, chain(3, 1.0), batch_size=4, link=link, schedule="zb-auto")
     curves = lines(forward=2.5, input_gradient=1.5, weight_gradient=12.0)
-    plan = replace(plan, costs=replace(plan.costs, rows=tuple(replace(row, **curves) for row in plan.costs.rows)))
-    works = work_of_plan(plan)
+    rows = tuple(replace(row, **curves) for row in plan.costs.rows)
+    works = work_of_plan(replace(plan, costs=replace(plan.costs, rows=rows, kept_for_weight_gradient=1.0)))
     found = greedy(works, Rule(caps=tuple(work.room for work in works.stages)))
     assert ["".join(stage.kinds) for stage in found.progress] == ["FFBFBFBB", "FFIIWFWIFWIW", "FIFIWWFIWFIW"]
     assert found.seconds == 78.0

@@ -141,6 +141,7 @@ def test_every_split_schedule_passes_the_verifier(plan: Plan, name: str, kept: f
     plans(batch_size=8, micro_batches=(1, 2)), st.sampled_from([0.0, 30.0, 1e9]), st.sampled_from(["zb-h1", "zb-auto"])
 )
 def test_more_samples_in_flight_stay_within_the_memory_limit(plan: Plan, more: float, name: str):
+    plan = replace(plan, costs=replace(plan.costs, kept_for_weight_gradient=1.0))  # without the gradients that wait
     limit = max(needed_bytes(plan).values()) + more
     found = replace(with_room(plan, limit), schedule=name)
     assert max(needed_bytes(found).values()) <= limit + 1e-6
