@@ -95,12 +95,8 @@ def under(scheduler: Scheduler, plan: Plan) -> Plan:
         Infeasible: the samples that the schedule keeps in flight do not fit in memory.
     """
     if scheduler.in_flight is None:
-        splits = scheduler.splits_backward
-        roomy = with_room(plan, splits=splits) if scheduler.uses_spare_memory else plan
-        chosen = replace(roomy, schedule=scheduler.name)
-        if splits:
-            build_schedule(chosen)  # checks the memory of what waits between the halves of backwards
-        return chosen
+        roomy = with_room(plan, splits=scheduler.splits_backward) if scheduler.uses_spare_memory else plan
+        return _checked(replace(roomy, schedule=scheduler.name), scheduler)
     scheduled = replace(with_in_flight_of(scheduler, plan), schedule=scheduler.name)
     for device, spare in spare_bytes(scheduled).items():
         if spare < 0:
@@ -111,4 +107,11 @@ def under(scheduler: Scheduler, plan: Plan) -> Plan:
                 "for them",
                 remedy="Choose schedule 1f1b, or more devices.",
             )
-    return scheduled
+    return _checked(scheduled, scheduler)
+
+
+def _checked(plan: Plan, scheduler: Scheduler) -> Plan:
+    # The verifier of a schedule counts what waits between the halves of backwards.
+    if scheduler.splits_backward:
+        build_schedule(plan)
+    return plan

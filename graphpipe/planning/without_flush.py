@@ -57,7 +57,12 @@ class WithoutFlush:
         timed: list[tuple[float, Plan]] = []
         for least, plan in ranked:
             if not timed or least < min(timed, key=_seconds)[0] * CLOSE:
-                timed.append((self.evaluate(plan), plan))
+                try:
+                    timed.append((self.evaluate(plan), plan))
+                except Infeasible as error:  # What waits between the halves of backwards does not fit.
+                    refused.append(error)
+        if not timed:
+            raise refused[-1]
         shortest = min(timed, key=_seconds)[0]
         close = [each for each in timed if each[0] <= shortest * CLOSE]
         return min(close, key=lambda each: (max(delays(each[1])), each[0]))[1]

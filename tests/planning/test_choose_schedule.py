@@ -8,6 +8,7 @@ from builders import Part, make_plan
 
 import graphpipe as gp
 from graphpipe.cluster import HostMemory
+from graphpipe.costs import SavedBytes
 from graphpipe.errors import Infeasible
 from graphpipe.planning.choose_schedule import fitted_under, scheduled, under
 from graphpipe.plans import Plan
@@ -17,6 +18,7 @@ from graphpipe.schedule.schedulers.registry import find_scheduler
 from graphpipe.simulator import step_seconds
 
 GPIPE = find_scheduler("gpipe")
+H1 = find_scheduler("zb-h1")
 
 
 TWO = [Part(saved_bytes=10.0), Part(saved_bytes=10.0)]
@@ -59,3 +61,15 @@ def test_a_search_under_gpipe_fits_its_plan_into_memory() -> None:
     assert any(stage.recompute != "none" for stage in plan.stages)
     recomputing = [replace(stage.keeping, recompute="full") for stage in plan.stages]
     assert step_seconds(plan) < step_seconds(replace(plan, stages=tuple(recomputing)))
+
+
+def test_zero_bubble_schedules_need_memory_for_gradients_that_wait() -> None:
+    """They were predicted to fit, because no cost had the gradients."""
+    plan = short(46.0)
+    rows = tuple(replace(row, between_halves=SavedBytes(per_sample=30.0)) for row in plan.costs.rows)
+    waiting = replace(plan, costs=replace(plan.costs, rows=rows))
+    assert under(H1, plan).schedule == "zb-h1"
+    with pytest.raises(Infeasible, match="short"):
+        under(H1, replace(waiting, cluster=short(24.0).cluster))
+    kept = scheduled(replace(waiting, cluster=short(24.0).cluster), "auto", step_seconds)
+    assert all(span.kind not in ("I", "W") for span in gp.simulate(kept).spans)

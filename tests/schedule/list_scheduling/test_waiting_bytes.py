@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from builders import Part, chain, make_plan, plans
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphpipe.costs import SavedBytes
@@ -46,13 +46,15 @@ def test_gradients_that_wait_must_fit() -> None:
 @settings(max_examples=40, deadline=None)
 @given(plans(), st.sampled_from(["zb-h1", "zb-auto"]), st.sampled_from([None, 0.0, 9.0]))
 def test_schedulers_and_verifier_count_the_same(plan: Plan, name: str, count: float | None) -> None:
-    plan = replace(plan if count is None else with_between(plan, count), schedule=name)
+    plan = replace(plan, schedule=name, stages=tuple(stage.keeping for stage in plan.stages))
+    plan = plan if count is None else with_between(plan, count)
     devices = build_unverified(plan).devices
     needed = needed_bytes(plan)
     most = max(needed[device] + max(0.0, most_beyond(plan, devices[device])) for device in needed)
-    assume(most > 0 and not any(stage.offload for stage in plan.stages))
-    check_halves(with_memory(plan, most), build_unverified(plan))
-    assume(most > max(needed.values()) * 1.001)
+    if most:
+        check_halves(with_memory(plan, most), build_unverified(plan))
+    if most <= max(needed.values()) * 1.001:
+        return
     lacking = with_memory(plan, most - 0.5 * (most - max(needed.values())))
     assert not has_memory(lacking, devices)
     with pytest.raises(Infeasible):
