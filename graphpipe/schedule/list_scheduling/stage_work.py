@@ -38,7 +38,7 @@ class StageWork:
     """Micro-batches in flight under 1F1B, at most `room`."""
     kept: float
     """What a micro-batch keeps in memory from its input gradient to its weight gradient, in units of what it keeps
-    before. Gradients that wait may make it larger than 1."""
+    before; at most 1. Whether gradients that wait make it more than fits is seen once the schedule is known."""
     seconds: Mapping[Kind, float] = field(hash=False)
     sum_seconds: float
     """Seconds of all-reduce and exchange of shared gradients after the stage's last task."""
@@ -79,7 +79,7 @@ def _own_work(plan: Plan, number: int, needed: int) -> StageWork:
         count=count,
         room=room,
         warm_up=min(room, needed // stage.micro_batch),
-        kept=between_halves(plan.cost_model, stage).share,
+        kept=between_halves(plan.cost_model, stage).counted_share,
         seconds={
             "F": max(task.forward for task in tasks),
             "B": max(task.backward for task in tasks),
