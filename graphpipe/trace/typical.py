@@ -25,18 +25,18 @@ def typical_trace(traces: Sequence[Trace]) -> Trace:
     by_time = sorted(traces, key=lambda trace: trace.step_seconds)
     some = by_time[len(by_time) // 4 : len(by_time) - len(by_time) // 4]
     places = _spans(middle)
-    alike = {trace.step_seconds: spans for trace in some if (spans := _spans(trace)).keys() == places.keys()}
+    alike = [(trace, spans) for trace in some if (spans := _spans(trace)).keys() == places.keys()]
     means = [
         replace(
             span,
-            start_seconds=fmean(spans[place].start_seconds for spans in alike.values()),
-            end_seconds=fmean(spans[place].end_seconds for spans in alike.values()),
+            start_seconds=fmean(spans[place].start_seconds for _, spans in alike),
+            end_seconds=fmean(spans[place].end_seconds for _, spans in alike),
         )
         for place, span in places.items()
     ]
     return replace(
         middle,
-        step_seconds=fmean(alike),
+        step_seconds=fmean(trace.step_seconds for trace, _ in alike),
         spans=tuple(sorted(means, key=lambda span: (span.device, span.start_seconds))),
     )
 
