@@ -66,7 +66,7 @@ ROOMS = (
     *("planners/lower_bound", "planning"),
     *(
         "profiler/fitting",
-        "profiler/runs",
+        "profiler/operators",
         "profiler/saved",
         "profiler",
         "profiler/placement",

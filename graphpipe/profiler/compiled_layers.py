@@ -9,7 +9,7 @@ import torch
 from graphpipe.costs import Temporaries
 from graphpipe.model.compiled.stage_compiler import StageCompiler
 from graphpipe.profiler.op_memory import compiled_temporaries
-from graphpipe.profiler.runs.op_runs import OpRun
+from graphpipe.profiler.operators.op_runs import OpRun
 
 
 @final

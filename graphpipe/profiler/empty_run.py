@@ -9,7 +9,7 @@ from graphpipe.graph import Precision
 from graphpipe.model.split.glue_module import glue_module
 from graphpipe.model.split.module_stage import ModuleStage
 from graphpipe.model.torch_private import flatten
-from graphpipe.profiler.runs.op_runs import OpRun, call_program
+from graphpipe.profiler.operators.op_runs import OpRun, call_program
 
 SIGNATURE = "an operator that computes nothing"
 

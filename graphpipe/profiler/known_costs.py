@@ -23,7 +23,7 @@ from graphpipe.files.json_body import from_body
 from graphpipe.files.json_document import read_document, write_document
 from graphpipe.model.capture_cache.user_modules import package_version, user_modules
 from graphpipe.model.capture_cache.value_form import InDoubt, ValueForms
-from graphpipe.profiler.runs.op_runs import OpRun
+from graphpipe.profiler.operators.op_runs import OpRun
 from graphpipe.profiler.saved.saved_values import KeptValues
 from graphpipe.profiler.step_overheads import StepOverheads
 from graphpipe.user_frames import warn_user

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from graphpipe.costs import Curve, Temporaries
 from graphpipe.model.torch_private import DispatchMode, flatten, memory_key
-from graphpipe.profiler.runs.op_runs import OpRun
+from graphpipe.profiler.operators.op_runs import OpRun
 from graphpipe.profiler.saved.op_pass import OpPass, may_release, with_gradients
 from graphpipe.profiler.saved.passing_bytes import PassingBytes, passing_bytes
 

@@ -31,9 +31,9 @@ from graphpipe.profiler.effort import Effort
 from graphpipe.profiler.empty_run import empty_run
 from graphpipe.profiler.known_costs import KnownCosts
 from graphpipe.profiler.op_memory import temporaries
+from graphpipe.profiler.operators.op_runs import Criterion, OpRun, op_runs
 from graphpipe.profiler.profile_ops import one_pass, profile_ops
 from graphpipe.profiler.profiled_device import profiled_device
-from graphpipe.profiler.runs.op_runs import Criterion, OpRun, op_runs
 from graphpipe.profiler.saved.kept_values import kept_values, with_kept
 from graphpipe.profiler.saved.saved_values import KeptValues
 from graphpipe.profiler.step_overheads import (

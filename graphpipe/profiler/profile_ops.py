@@ -18,7 +18,7 @@ from graphpipe.model.halves.split_backward import WeightHalf, input_half
 from graphpipe.model.saved_tensors import handle_saved_tensors
 from graphpipe.profiler.effort import Effort, TimeSpan
 from graphpipe.profiler.fitting.fit_curve import fit_curve, relative_error
-from graphpipe.profiler.runs.op_runs import OpRun
+from graphpipe.profiler.operators.op_runs import OpRun
 
 WINDOW_BYTES = 64 * 2**20
 """More than any cache holds."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from graphpipe.model.torch_private import norms
 from graphpipe.profiler.effort import Effort
-from graphpipe.profiler.runs.op_runs import OpRun
+from graphpipe.profiler.operators.op_runs import OpRun
 
 _MOST_BYTES = 256 * 2**20
 

@@ -12,8 +12,8 @@ from graphpipe.model.capture.capture import capture
 from graphpipe.model.inputs import name_inputs
 from graphpipe.profiler.effort import Effort
 from graphpipe.profiler.op_memory import LiveBytes, temporaries
+from graphpipe.profiler.operators.op_runs import OpRun
 from graphpipe.profiler.profile import profile
-from graphpipe.profiler.runs.op_runs import OpRun
 
 WIDE, NARROW = 96, 8
 WEIGHT = 4 * WIDE * NARROW

@@ -9,8 +9,8 @@ import torch
 from graphpipe.devices.device_kind import DeviceClock
 from graphpipe.errors import InvalidInput
 from graphpipe.profiler.effort import Effort
+from graphpipe.profiler.operators.op_runs import OpRun
 from graphpipe.profiler.profile_ops import WINDOW_BYTES, profile_ops
-from graphpipe.profiler.runs.op_runs import OpRun
 
 
 @dataclass

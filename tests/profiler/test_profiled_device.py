@@ -15,9 +15,9 @@ from graphpipe.devices.cpu import CPU
 from graphpipe.errors import InvalidInput
 from graphpipe.model.capture.capture import capture_nodes
 from graphpipe.profiler.effort import Effort
+from graphpipe.profiler.operators.op_runs import op_runs
 from graphpipe.profiler.profile import profile
 from graphpipe.profiler.profiled_device import device_frequency, profiled_device
-from graphpipe.profiler.runs.op_runs import op_runs
 
 QUICK = Effort(repeats=1, most=1, seconds=0.0)
 EXAMPLES = {"input": torch.randn(4, 16)}

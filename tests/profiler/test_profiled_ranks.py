@@ -15,8 +15,8 @@ from graphpipe.costs import CostTable
 from graphpipe.errors import InvalidInput
 from graphpipe.model.capture.capture import Captured
 from graphpipe.profiler.effort import Effort
+from graphpipe.profiler.operators.op_runs import OpRun, op_runs
 from graphpipe.profiler.profile import profile
-from graphpipe.profiler.runs.op_runs import OpRun, op_runs
 
 QUICK = Effort(repeats=2, seconds=0.001, clock=time.thread_time)
 CLUSTER = Cluster.preset("local:2")

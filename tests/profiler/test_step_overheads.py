@@ -6,7 +6,7 @@ from torch import nn
 
 from graphpipe.profiler.effort import Effort
 from graphpipe.profiler.empty_run import empty_run
-from graphpipe.profiler.runs.op_runs import OpRun
+from graphpipe.profiler.operators.op_runs import OpRun
 from graphpipe.profiler.step_overheads import optimizer_of_copies, profile_optimizer, profile_task_overhead
 
 

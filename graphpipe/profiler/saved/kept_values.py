@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from graphpipe.costs import OpCost
-from graphpipe.profiler.runs.op_runs import OpRun
+from graphpipe.profiler.operators.op_runs import OpRun
 from graphpipe.profiler.saved.saved_values import (
     KeptValues,
     SavedValues,

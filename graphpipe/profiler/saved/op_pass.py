@@ -11,7 +11,7 @@ from torch import Tensor
 from graphpipe.model.halves.releasable_tensors import ReleasableTensors
 from graphpipe.model.halves.split_backward import WeightHalf, input_half
 from graphpipe.model.saved_tensors import handle_saved_tensors
-from graphpipe.profiler.runs.op_runs import OpRun
+from graphpipe.profiler.operators.op_runs import OpRun
 
 
 @final

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from graphpipe.costs import SavedBytes
 from graphpipe.model.saved_tensors import SavedTensor, handle_saved_tensors
 from graphpipe.model.torch_private import memory_key
-from graphpipe.profiler.runs.op_runs import OpRun
+from graphpipe.profiler.operators.op_runs import OpRun
 from graphpipe.profiler.saved.op_pass import OpPass, may_release
 
 Forward = Callable[[dict[str, Tensor]], Sequence[Tensor]]

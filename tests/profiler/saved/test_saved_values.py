@@ -9,7 +9,7 @@ from graphpipe.costs import SavedBytes
 from graphpipe.model.capture.capture import capture_nodes
 from graphpipe.model.inputs import name_inputs
 from graphpipe.model.zoo.registry import zoo_model
-from graphpipe.profiler.runs.op_runs import op_runs
+from graphpipe.profiler.operators.op_runs import op_runs
 from graphpipe.profiler.saved.saved_values import SavedValues, saved_by_op, saved_values, values_between_halves
 
 SAMPLES = 4

@@ -1,0 +1,1 @@
+"""The real code of operators, with the inputs that they read."""
