@@ -68,7 +68,7 @@ def plain_step(subject: CheckSubject) -> StepRecord:
 
 def _remembers(given: CheckSubject, trained: _Trained) -> bool:
     seed_all(given.seed)
-    with FixedDraws(double=given.double), torch.no_grad():
+    with FixedDraws(double=given.double):
         output = given.forward()
         loss = as_mean(given.loss_fn(output, given.targets)).item()
     outputs = outputs_of(output, len(next(iter(given.inputs.values()))))
