@@ -114,6 +114,18 @@ class ActivationBytes:
                     received[value] = max(received.get(value, 0.0), count)
         return sum(received.values())
 
+    def trunk(self, ops: Iterable[str]) -> frozenset[str]:
+        """Return the operators of a stage through which gradients go back to values that it receives.
+
+        The first half of a split backward runs through these, and the second half through the others.
+        """
+        graph, stage, found = self.op_bytes.graph, frozenset(ops), set[str]()
+        for name in (name for name in graph.order if name in stage):
+            for source, _, value, _ in self._reads[name]:
+                if value not in graph.one_way and (source in found or source not in stage):
+                    found.add(name)
+        return frozenset(found)
+
     def between_halves(self, ops: Iterable[str], samples: float) -> BetweenHalves:
         """Return what a stage keeps between the two halves of a split backward. It neither recomputes nor offloads.
 
@@ -132,12 +144,10 @@ class ActivationBytes:
         if (share := self.op_bytes.table.kept_for_weight_gradient) is not None:
             own, received = all_own * share, all_received * share
             return BetweenHalves(own=own, received=received, received_share=share, share=share, has_gradients=False)
-        graph, stage = self.op_bytes.graph, frozenset(inside)
-        trunk, kept = set[str](), dict[tuple[str, str], float]()
-        for name in (name for name in graph.order if name in stage):
+        graph, stage, trunk = self.op_bytes.graph, frozenset(inside), self.trunk(inside)
+        kept = dict[tuple[str, str], float]()
+        for name in inside:
             for source, _, value, count in self._reads[name]:
-                if value not in graph.one_way and (source in trunk or source not in stage):
-                    trunk.add(name)
                 if source not in stage and name in graph.training:
                     kept[value] = max(kept.get(value, 0.0), count)
         positions = self.op_bytes.positions(inside)

@@ -57,8 +57,9 @@ class TaskMemory:
         region then frees its part. So a backward may need less than what counts as held, and be negative here.
 
         The first half of a split backward frees what does not stay between the halves, and leaves gradients to the
-        second half (`OpBytes.between_halves_of`), which frees both. Under a table that says the share which stays, a
-        half counts as a backward.
+        second half (`OpBytes.between_halves_of`), which frees both. An operator that does not lead back to a received
+        value runs its whole backward in the second half. Under a table that says the share which stays, a half counts
+        as a backward.
 
         Args:
             each: bytes of every operator.
@@ -74,7 +75,7 @@ class TaskMemory:
         again = samples * held.largest_region
         forward, first, backward = 0.0, -again, -again
         freed = grown = 0.0  # bytes that later operators keep, and bytes of their parameters' gradients
-        halves = _HalvesMemory(op_bytes, samples)
+        halves, trunk = _HalvesMemory(op_bytes, samples), ActivationBytes(op_bytes, samples).trunk(ops)
         for name in (name for name in reversed(graph.order) if name in inside):
             rows = op_bytes.temporaries[graph.index[name]]
             computed = samples * op_bytes.largest_load[name]
@@ -89,7 +90,11 @@ class TaskMemory:
             forward = max(forward, passing - freed + samples * held.dropped[name])
             first = max(first, returning - freed + grown)
             backward = max(backward, returning - freed)
-            halves.add(name, held.kept[name], arrived, grown)
+            if name in trunk:
+                halves.add(name, held.kept[name], arrived, grown)
+            else:
+                entered = (inside - trunk).isdisjoint(graph.successors[name])  # a gradient that waited for this half
+                halves.add_whole(held.kept[name], returning - (arrived if entered else 0.0), grown)
             freed += samples * held.kept[name]
             grown += float(op_bytes.trainable[graph.index[name]])
         if op_bytes.table.kept_for_weight_gradient is not None:
@@ -129,6 +134,18 @@ class _HalvesMemory:
         self.weight_half = max(self.weight_half, second - self._freed_later)
         self._freed += self.samples * (kept - between) - stay
         self._freed_later += self.samples * between
+
+    def add_whole(self, kept: float, returning: float, grown: float) -> None:
+        """Add an operator whose whole backward runs in the second half.
+
+        Args:
+            kept: what its backward finds, per sample.
+            returning: bytes that its backward holds, with the gradient that arrives if it did not wait.
+            grown: bytes of the gradients of later operators' parameters.
+        """
+        self.first_weight_half = max(self.first_weight_half, returning - self._freed_later + grown)
+        self.weight_half = max(self.weight_half, returning - self._freed_later)
+        self._freed_later += self.samples * kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
