@@ -16,7 +16,7 @@ from graphpipe.plans import Plan
 from graphpipe.run import Pipeline, PipelineOptions
 
 BATCH, LENGTH, WORDS = 32, 32, 256
-CHECKED, MEASURED = 2, 3
+CHECKED, MEASURED = 2, 5
 """Steps before those that are measured, and these. In the first, the second and the fourth, the loss function is
 checked. Gloo sometimes keeps the buffer of an exchange for longer, so the least peak counts."""
 
