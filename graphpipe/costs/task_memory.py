@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from graphpipe.costs.activation_bytes import ActivationBytes
-from graphpipe.costs.op_bytes import OpBytes
+from graphpipe.costs.op_bytes import Array, OpBytes
 from graphpipe.costs.recompute_regions import Recompute, regions
 
 
@@ -71,11 +71,12 @@ class TaskMemory:
         if not op_bytes.has_temporaries:
             return TaskMemory()
         inside, graph = frozenset(ops), op_bytes.graph
-        held = _Activations.of(op_bytes, tuple(ops), samples, recompute, offload)
+        activations = ActivationBytes(op_bytes, samples)
+        held = _Activations.of(activations, tuple(ops), recompute, offload)
         again = samples * held.largest_region
         forward, first, backward = 0.0, -again, -again
         freed = grown = 0.0  # bytes that later operators keep, and bytes of their parameters' gradients
-        halves, trunk = _HalvesMemory(op_bytes, samples), ActivationBytes(op_bytes, samples).trunk(ops)
+        halves, trunk = _HalvesMemory(op_bytes, samples, op_bytes.between_halves_of(samples)), activations.trunk(ops)
         for name in (name for name in reversed(graph.order) if name in inside):
             rows = op_bytes.temporaries[graph.index[name]]
             computed = samples * op_bytes.largest_load[name]
@@ -108,6 +109,8 @@ class _HalvesMemory:
 
     op_bytes: OpBytes
     samples: float
+    between: Array
+    """Of every operator of the graph, per sample."""
     input_half: float = 0.0
     first_weight_half: float = 0.0
     weight_half: float = 0.0
@@ -128,7 +131,7 @@ class _HalvesMemory:
         curves = [row.halves for row in rows]
         stay = max((row.held_gradients(computed) for row in rows if row.held_gradients), default=0.0)
         first, second = (max((each[half](computed) for each in curves), default=0.0) for half in range(2))
-        between = float(self.op_bytes.between_halves_of(self.samples)[at])
+        between = float(self.between[at])
         self.input_half = max(self.input_half, first + arrived - self._freed)
         self.first_weight_half = max(self.first_weight_half, second - self._freed_later + grown)
         self.weight_half = max(self.weight_half, second - self._freed_later)
@@ -169,11 +172,11 @@ class _Activations:
 
     @staticmethod
     def of(
-        op_bytes: OpBytes, ops: tuple[str, ...], samples: float, recompute: Recompute, offload: tuple[str, ...]
+        activations: ActivationBytes, ops: tuple[str, ...], recompute: Recompute, offload: tuple[str, ...]
     ) -> "_Activations":
         """Return the activations of a stage. A stage that recomputes in full holds in its backward what others keep."""
-        activations = ActivationBytes(op_bytes, samples)
-        saved = dict(zip(ops, op_bytes.saved_of(samples)[op_bytes.positions(ops)].tolist(), strict=True))
+        op_bytes = activations.op_bytes
+        saved = dict(zip(ops, op_bytes.saved_of(activations.samples)[op_bytes.positions(ops)].tolist(), strict=True))
         nothing = dict.fromkeys(ops, 0.0)
         if isinstance(recompute, str):
             return _Activations(kept=saved, repeated=nothing, dropped=nothing, largest_region=0.0)

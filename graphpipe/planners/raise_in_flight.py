@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import inf
 
 from graphpipe.plans import Plan
-from graphpipe.plans.device_memory import between_halves, host_bytes, needed_bytes, stage_memory
+from graphpipe.plans.device_memory import host_bytes, more_between_halves, needed_bytes, stage_memory
 from graphpipe.plans.sharding import rounded_up
 from graphpipe.plans.stage import Stage
 
@@ -88,9 +88,8 @@ def _more(
         room = min(places) * stage.degree / memory.offloaded
         left = min(left, int(min(room, left + stage.micro_batch) / stage.micro_batch) * stage.micro_batch)
     spare -= max(0.0, memory.moving - memory.offloaded * stage.in_flight / stage.degree)
-    if splits and stage.may_split and plan.gradient_targets[number]:
-        between = between_halves(plan.cost_model, stage)
-        waiting = max(0.0, (between.own + between.received) / stage.degree - each)
+    if splits:
+        waiting = more_between_halves(plan, number) / stage.degree
         spare, each = spare - waiting * stage.in_flight, each + waiting
     if spare < 0:
         return 0

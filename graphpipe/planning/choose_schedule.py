@@ -11,6 +11,7 @@ from graphpipe.planners.problem.whole_batch_tail import most_stages_per_device
 from graphpipe.planners.raise_in_flight import with_room, with_slack
 from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import spare_bytes
+from graphpipe.schedule.list_scheduling.waiting_bytes import has_memory_for_all
 from graphpipe.schedule.scheduler import Scheduler
 from graphpipe.schedule.schedulers.registry import all_schedulers, build_schedule, find_scheduler
 from graphpipe.units import format_bytes
@@ -111,7 +112,8 @@ def under(scheduler: Scheduler, plan: Plan) -> Plan:
 
 
 def _checked(plan: Plan, scheduler: Scheduler) -> Plan:
-    # The verifier of a schedule counts what waits between the halves of backwards.
-    if scheduler.splits_backward:
+    # The verifier of a schedule counts what waits between the halves of backwards. To build one takes longer than the
+    # search for its plan.
+    if scheduler.splits_backward and not has_memory_for_all(plan):
         build_schedule(plan)
     return plan

@@ -35,6 +35,16 @@ def between_halves(model: CostModel, stage: Stage) -> BetweenHalves:
     return model.activations(samples).between_halves(stage.ops, samples)
 
 
+def more_between_halves(plan: Plan, number: int) -> float:
+    """Return the bytes that a sample of a replica needs on each device between the halves of a split backward, beyond
+    those of a sample in flight; 0 if the stage does not split its backwards."""
+    stage = plan.stages[number]
+    if not (stage.may_split and plan.gradient_targets[number]):
+        return 0.0
+    between = between_halves(plan.cost_model, stage)
+    return max(0.0, between.own + between.received - stage_memory(plan.cost_model, stage).per_sample)
+
+
 def versions_bytes(model: CostModel, stage: Stage) -> float:
     """Return the bytes of the versions of a stage's weights on each device, besides the newest. Frozen weights have
     only one. No devices share a replica of such a stage."""

@@ -3,10 +3,23 @@
 from collections.abc import Sequence
 
 from graphpipe.plans import Plan
-from graphpipe.plans.device_memory import between_halves, spare_bytes, stage_memory
+from graphpipe.plans.device_memory import between_halves, more_between_halves, spare_bytes, stage_memory
 from graphpipe.schedule.schedule import StageTask
 
 _ROUNDING = 1e-6
+
+
+def has_memory_for_all(plan: Plan) -> bool:
+    """Return whether every device has the memory for all of its samples in flight to wait between the halves.
+
+    Then any schedule of the plan fits, and none needs to be built to know it.
+    """
+    spare = spare_bytes(plan)
+    for number, stage in enumerate(plan.stages):
+        more = more_between_halves(plan, number) * stage.in_flight / stage.degree
+        for device in stage.devices:
+            spare[device] -= more
+    return min(spare.values()) >= 0
 
 
 def has_memory(plan: Plan, devices: Sequence[Sequence[StageTask]]) -> bool:

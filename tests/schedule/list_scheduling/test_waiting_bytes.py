@@ -12,7 +12,7 @@ from graphpipe.errors import Infeasible
 from graphpipe.plans import Plan
 from graphpipe.plans.device_memory import needed_bytes
 from graphpipe.schedule import Schedule
-from graphpipe.schedule.list_scheduling.waiting_bytes import has_memory, most_beyond
+from graphpipe.schedule.list_scheduling.waiting_bytes import has_memory, has_memory_for_all, most_beyond
 from graphpipe.schedule.schedulers.registry import build_schedule, build_unverified
 from graphpipe.schedule.verify import check_halves, verify
 
@@ -41,6 +41,8 @@ def test_gradients_that_wait_must_fit() -> None:
         verify(with_memory(plan, 38.0), late)
     assert has_memory(with_memory(plan, 38.0), schedule.devices)
     assert not has_memory(with_memory(plan, 38.0), late.devices)
+    # Both samples in flight may wait, each with 10 more. No schedule needs to be built to know that these fit.
+    assert [has_memory_for_all(with_memory(plan, count)) for count in (47.0, 48.0)] == [False, True]
 
 
 @settings(max_examples=40, deadline=None)
@@ -55,6 +57,7 @@ def test_schedulers_and_verifier_count_the_same(plan: Plan, name: str, count: fl
         check_halves(with_memory(plan, most), build_unverified(plan))
     if most <= max(needed.values()) * 1.001:
         return
+    assert not has_memory_for_all(with_memory(plan, most - 1e-3 * most))
     lacking = with_memory(plan, most - 0.5 * (most - max(needed.values())))
     assert not has_memory(lacking, devices)
     with pytest.raises(Infeasible):
