@@ -289,6 +289,7 @@ def saved_with_casts(plan: PlanFields, op: str, replica: float) -> float:
 
 
 def measured(plan: PlanFields, op: str, row: OpCost) -> SavedBytes:
+    """Return what an operator saves for its backward by a row of costs, or else by the graph."""
     work = plan.graph[op].work
     return row.saved or SavedBytes(per_sample=work.saved_bytes_per_sample, per_forward=work.saved_bytes_per_forward)
 
