@@ -169,7 +169,8 @@ def _stage_bytes(plan: PlanFields, stage: Stage) -> tuple[float, float]:
     elif stage.recompute != "none" or stage.offload:
         names = () if stage.recompute == "none" else stage.recompute
         saved = sum(_kept_bytes(plan, name, inside, replica, names, stage.offload) for name in stage.ops)
-        recomputed = max((_saved_under(plan, name, inside, replica) for name in names), default=0.0)
+        together = ([op for op in inside if submodule(op, (name,))] for name in names)
+        recomputed = max((sum(saved_with_casts(plan, op, replica) for op in ops) for ops in together), default=0.0)
     in_flight = stage.in_flight / stage.degree
     once = replica * recomputed + _temporary_bytes(plan, inside, replica)
     # Of what is offloaded, the device holds the share of the micro-batch in work, and of one that comes or goes.
@@ -340,10 +341,6 @@ def _kept_bytes(
             values |= {value: max(values.get(value, 0.0), count) for *_, value, count in edge.reads}
     own = 0.0 if home or offloads else saved_with_casts(plan, op, replica)
     return max(own, sum(needed.values()), min(saved, sum(read.values())))
-
-
-def _saved_under(plan: PlanFields, name: str, inside: set[str], replica: float) -> float:
-    return sum(saved_with_casts(plan, op, replica) for op in inside if submodule(op, (name,)))
 
 
 def submodule(op: str, names: tuple[str, ...]) -> str:
