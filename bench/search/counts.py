@@ -11,8 +11,10 @@ sides have the same schedule: 1F1B, or the best one (`auto`).
 """
 
 import multiprocessing
+import resource
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -33,8 +35,8 @@ EACH = {**ZOO, **VISION, **PROFILES}
 DEVICES = range(1, 33)
 BASELINES = tuple(name for name in planner_names(trains=True) if name != "graphpipe")
 SCHEDULES = ("1f1b", "auto")
-LIMIT_SECONDS = 60.0
-"""Of all baselines of one case together."""
+LIMIT_SECONDS = 60
+"""Processor seconds of all baselines of one case together, so that other work on the machine does not cut one off."""
 TOLERANCE = 1e-9
 
 
@@ -79,6 +81,7 @@ def case_row(graph: gp.Graph, model: str, devices: int, batch: int) -> dict[str,
     ours, theirs = context.Pipe(duplex=False)
 
     def send() -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_SECONDS, LIMIT_SECONDS))
         for name in sorted(BASELINES, key=("dapple", "piper").__contains__):
             for schedule in SCHEDULES:
                 theirs.send(step_row(graph, cluster, batch, name, schedule))
@@ -86,15 +89,11 @@ def case_row(graph: gp.Graph, model: str, devices: int, batch: int) -> dict[str,
     process = context.Process(target=send, daemon=True)
     process.start()
     theirs.close()
-    deadline, found = time.monotonic() + LIMIT_SECONDS, list[dict[str, Any]]()
-    try:
-        while ours.poll(max(0.0, deadline - time.monotonic())):
+    found = list[dict[str, Any]]()
+    with suppress(EOFError):  # The process ends.
+        while True:
             found.append(ours.recv())
-    except EOFError:
-        pass
-    finally:
-        process.kill()
-        process.join()
+    process.join()
     return {"model": model, "devices": devices, "batch": batch, "plans": own + found}
 
 
