@@ -50,6 +50,13 @@ def test_a_slow_turn_is_no_verdict() -> None:
     assert found.typical(0) == 1.0
 
 
+def test_a_slow_turn_at_first_ends_nothing() -> None:
+    """The fastest plan of six once took four times as long in one of its first two turns, and left the race."""
+    steady = {each: [seconds] for each, seconds in enumerate([1.2, 1.3, 1.4, 1.5, 1.6])}
+    found = Raced(races=(raced({**steady, 5: [1.0, 4.0] + [1.0] * (MOST_TURNS - 2)}),))
+    assert found.order[0] == 5
+
+
 def test_a_candidate_that_joins_races_against_the_winner() -> None:
     """It is asked for once, after the race. The winner is the one of the last race."""
     seconds, asked = {0: [3.0], 1: [2.0], 2: [1.0]}, list[tuple[Sequence[int], int]]()
