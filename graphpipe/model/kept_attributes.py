@@ -1,6 +1,7 @@
 """Keeps what a module holds beside its parameters, while its forward runs for another reason than training."""
 
 import copy
+from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -10,17 +11,20 @@ from torch import Tensor, nn
 
 from graphpipe.model.torch_private import own_buffers, scripted_values
 
+CONTAINERS = (list, dict, set, deque)
+"""Kinds of values that a forward can change in place."""
 _EMPTY = nn.Module()
 
 
 @contextmanager
 def attributes_kept(module: nn.Module) -> Generator[None]:
-    """Undo what the block does to plain attributes of a module, or to which buffers it has.
+    """Undo what the block does to plain attributes of a module, to containers in them, or to which buffers it has.
 
     A layer keeps angles for the next call, for example. The next call would find them, and run other operators.
     """
     parts = [part for part in module.modules() if not isinstance(part, torch.jit.ScriptModule)]
     held = [(vars(part), _plain_attributes(part)) for part in parts]
+    contents = [(value, value.copy()) for _, found in held for value in found.values() if type(value) in CONTAINERS]
     buffers = [(found := own_buffers(part), dict(found)) for part in parts]
     try:
         yield
@@ -32,6 +36,13 @@ def attributes_kept(module: nn.Module) -> Generator[None]:
             for name in found.keys() - before.keys() - vars(_EMPTY).keys():
                 del found[name]
             found.update(before)
+        for value, before in contents:
+            _refill(value, before)
+
+
+def _refill(container: Any, before: Any) -> None:
+    container.clear()
+    (container.update if isinstance(container, (dict, set)) else container.extend)(before)
 
 
 @contextmanager

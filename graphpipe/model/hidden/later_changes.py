@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
+from graphpipe.model.hidden.attribute_uses import attribute_uses
 from graphpipe.model.recorders import is_recorder
 from graphpipe.model.torch_private import COMPILED, HOOK_TABLES, HOOKS_OF_TENSOR, OWN_TABLES
 
@@ -213,9 +214,9 @@ class _Followed:
 
 def _read(module: nn.Module) -> Iterator[tuple[str, tuple[dict[str, Any], str]]]:
     # The plain attributes that the forward of a module names, but for the mode, which has its own rules; and those of
-    # objects that it names, such as a configuration.
+    # objects that it names, such as a configuration. What the forward sets itself is no change by the user.
     code = getattr(getattr(type(module), "forward", None), "__code__", None)
-    names = {*code.co_names} - {"training"} if code is not None else set[str]()
+    names = {*code.co_names} - {"training"} - attribute_uses(type(module)).stored if code is not None else set[str]()
     for name in sorted(names & vars(module).keys()):
         value: object = vars(module)[name]
         if _is_plain(value):

@@ -246,6 +246,28 @@ def test_what_was_changed_after_the_pipeline_was_built(said: str) -> None:
             it.step(x, y)
 
 
+class Counted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.calls = nn.Parameter(torch.ones(6)), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * self.weight
+
+
+@pytest.mark.timeout(60)
+def test_what_a_forward_changes_itself() -> None:
+    """With two replicas in one process, the second step took the count of the first for a change by the user."""
+    one, (x, y), cluster = nn.Sequential(Counted(), nn.Linear(6, 3)), batch(), gp.Cluster.preset("local:2")
+    graph = gp.capture(one, x)
+    both = gp.HandStage(ops=tuple(op.name for op in graph.ops), devices=(0, 1), micro_batch=4)
+    plan = gp.hand_plan(graph, gp.estimate(graph, cluster), cluster, batch_size=8, stages=[both])
+    with gp.Pipeline(plan, one, nn.functional.cross_entropy, sgd) as it:
+        losses = [float(it.step(x, y)) for _ in range(2)]
+    assert losses[1] < losses[0]
+
+
 @pytest.mark.timeout(60)
 def test_what_may_be_changed_after_the_pipeline_was_built() -> None:
     one: Any = Scaled()

@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Input, InputLayout, Origin
 from graphpipe.model.capture.module_graph.calls.hidden_effects import warn_of_counters
+from graphpipe.model.capture.module_graph.calls.remembered_values import warn_of_remembered
 from graphpipe.model.capture.module_graph.calls.static_runs import StaticRuns
 from graphpipe.model.capture.module_graph.compare_modes import difference, evaluation_output, writes, writes_unseen
 from graphpipe.model.capture.module_graph.declared_graph import declared_graph
@@ -74,7 +75,7 @@ def make_module_graph(
         runs = StaticRuns(fake_copy(module, inside := fake_mode()), inside)
         if for_loss or origin.outputs:
             fake.forward = without_lists(fake.forward, origin.outputs)
-        return fake, *_by_export(fake, examples, runs, origin, compare_modes=compare_modes)
+        return fake, *_by_export(fake, examples, runs, origin, mode, compare_modes=compare_modes)
     if origin.forms:
         remedy = "Put what arranges them into its first submodules, or use method='export'."
         raise InvalidInput("inputs of a declared graph have no forms", where="forms", remedy=remedy)
@@ -103,7 +104,13 @@ def _by_declaration(fake: nn.Module, examples: Mapping[str, Tensor]) -> ModuleGr
 
 
 def _by_export(
-    fake: nn.Module, examples: Mapping[str, Tensor], runs: StaticRuns, origin: Origin, *, compare_modes: bool
+    fake: nn.Module,
+    examples: Mapping[str, Tensor],
+    runs: StaticRuns,
+    origin: Origin,
+    mode: AbstractContextManager[object],
+    *,
+    compare_modes: bool,
 ) -> tuple[ModuleGraph, Origin]:
     # A submodule whose forward glue cannot express becomes opaque, and tracing starts again. The returned origin lists
     # these submodules, so that the next capture traces once. If export or a forward is at fault, the error's cause is
@@ -127,7 +134,9 @@ def _by_export(
                 found = exported_graph(
                     fake, paths, examples, runs, loops, origin.outputs, blocks=small_blocks(fake, origin.split)
                 )
-            warn_of_counters(followed_modules(fake, paths))
+            followed = followed_modules(fake, paths)
+            warn_of_counters(followed)
+            warn_of_remembered(fake, followed, partial(_call, fake, examples, mode))
             owners = {path for path, module in fake.named_modules() if module in reads}
             follow_modes(found.graph, owners)
             if ((compare_modes or origin.modes_differ) and (owners or loops.count)) or writes(found):
@@ -154,6 +163,11 @@ def _by_export(
             if not is_data_dependent(error):
                 warn_user(f"'{found}' stays whole, since its forward cannot be traced: {why_untraced(error)}")
             opaque += [found, *(each for each in _alike(fake, found) if each not in origin.split)]
+
+
+def _call(fake: nn.Module, examples: Mapping[str, Tensor], mode: AbstractContextManager[object]) -> object:
+    with mode:
+        return fake(**examples) if takes_names(fake, list(examples)) else fake(*examples.values())
 
 
 def _around(path: str, opaque: Collection[str], origin: Origin) -> str:

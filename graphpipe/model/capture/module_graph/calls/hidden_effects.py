@@ -3,15 +3,14 @@
 Such a submodule stays whole, because its own code then runs in training. The model itself cannot stay whole.
 """
 
-import dis
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from types import CodeType
 
 from torch import Tensor, nn
 
 from graphpipe.model.capture.module_graph.failures import CannotExpress
+from graphpipe.model.hidden.attribute_uses import attribute_uses
 from graphpipe.model.hidden.watched_tensors import TensorUse, using_tensors, watched_tensors
 from graphpipe.model.recorders import is_recorder
 from graphpipe.model.torch_private import own_hooks
@@ -73,12 +72,11 @@ def effects_refused(fake: nn.Module, followed: Mapping[nn.Module, str]) -> Gener
 
 def warn_of_counters(followed: Mapping[nn.Module, str]) -> None:
     """Warn of the first number or flag among the attributes of modules that their own forwards change and read."""
-    # torch.export undoes what a forward does to attributes, so the code is read: a number that it sets and reads. What
-    # is none, such as a list, only `gp.check` finds.
+    # torch.export undoes what a forward does to attributes, so the code is read: a number that it sets and reads.
     for module, path in followed.items():
-        uses = {(each.opname, each.argval) for code in _codes(type(module)) for each in dis.get_instructions(code)}
+        uses = attribute_uses(type(module))
         for name, value in vars(module).items():
-            if type(value) in (int, float, bool) and {("STORE_ATTR", name), ("LOAD_ATTR", name)} <= uses:
+            if type(value) in (int, float, bool) and name in uses.stored & uses.read:
                 whose = f"'{path}'" if path else "the model itself"
                 warn_user(
                     f"the forward of {whose} changes '{name}' and reads it. A "
@@ -86,20 +84,6 @@ def warn_of_counters(followed: Mapping[nn.Module, str]) -> None:
                     "and build a new pipeline; or do so in a submodule that stays whole (opaque=[...])."
                 )
                 return
-
-
-def _codes(kind: type[nn.Module]) -> list[CodeType]:
-    # Of the forward of a class, and of its own methods that it names: a counter often has a method for itself.
-    found: dict[str, CodeType] = {}
-    names = ["forward"]
-    while names:
-        name = names.pop()
-        code = getattr(getattr(kind, name, None), "__code__", None)
-        if name in found or code is None or getattr(nn.Module, name, None) is getattr(kind, name):
-            continue
-        found[name] = code
-        names += code.co_names
-    return [*found.values()]
 
 
 def check_hooks(module: nn.Module, path: str) -> None:
