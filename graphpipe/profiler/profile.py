@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.cluster import Cluster
-from graphpipe.costs import CostTable, OpCost, Temporaries
+from graphpipe.costs import CostTable, OpCost
 from graphpipe.costs.ranks.degrees import operators_by_degree, with_degrees
-from graphpipe.costs.ranks.rank_graph import rank_graph
 from graphpipe.devices.registry import kind_of
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
@@ -28,20 +27,11 @@ from graphpipe.model.torch_private import flatten, unflatten
 from graphpipe.profiler.compiled_layers import CompiledLayers
 from graphpipe.profiler.contention import MOST_PROCESSES_PER_CORE, under_contention
 from graphpipe.profiler.effort import Effort
-from graphpipe.profiler.empty_run import empty_run
 from graphpipe.profiler.known_costs import KnownCosts
-from graphpipe.profiler.op_memory import temporaries
-from graphpipe.profiler.operators.op_runs import Criterion, OpRun, op_runs
-from graphpipe.profiler.profile_ops import one_pass, profile_ops
+from graphpipe.profiler.operator_measuring import OperatorMeasuring, ProfiledModel
+from graphpipe.profiler.operators.op_runs import Criterion
 from graphpipe.profiler.profiled_device import profiled_device
-from graphpipe.profiler.saved.kept_values import kept_values, with_kept
-from graphpipe.profiler.saved.saved_values import KeptValues
-from graphpipe.profiler.step_overheads import (
-    StepOverheads,
-    optimizer_of_copies,
-    profile_optimizer,
-    profile_task_overhead,
-)
+from graphpipe.profiler.step_overheads import optimizer_of_copies
 from graphpipe.waiting import waiting
 
 _EVICTING_BYTES = 4 * 2**20
@@ -51,9 +41,6 @@ _EVICTING_DEVICE_BYTES = 256 * 2**20
 """More than the caches of a GPU hold: an H100 has 50 MiB."""
 _WARM_UP_SECONDS = 0.3
 """A GPU that was idle needs about this long for its full frequency."""
-
-_MOST_SAMPLE_RUNS = 4
-"""Operators that run before every measurement of the task overhead."""
 
 
 def profile(
@@ -125,57 +112,21 @@ def profile(
         precision = [] if captured.precision == "fp32" else [captured.precision]
         circumstances = [device_type, sizes, threads, copies, devices, effort.amounts, *precision]
         circumstances += ["compiled"] if compile else []
-        layers = CompiledLayers(StageCompiler(sizes_vary=False), device) if compile else None
         known = {
             ranks: KnownCosts(cache, [*circumstances, *([f"1 of {ranks} ranks"] if ranks > 1 else [])], loss_fn)
             for ranks in degrees
         }
-
-        def runs(ranks: int = 1) -> Iterable[OpRun]:
-            return op_runs(model, captured, cluster, values, criterion, device, ranks)
-
-        def work_of_a_copy(between: Callable[[], object]) -> None:
-            profile_ops(runs(), device_type, sizes, replace(effort, between=between))
-
-        empty = empty_run(max(sizes), device, captured.precision)
-        samples: list[OpRun] = []
-        rows: dict[int, tuple[OpCost, ...]] = {}
-        kept: list[KeptValues] = []
+        subject = ProfiledModel(
+            model=model, captured=captured, cluster=cluster, values=values, criterion=criterion, device=device
+        )
+        layers = CompiledLayers(StageCompiler(sizes_vary=False), device) if compile else None
+        measuring, rows = OperatorMeasuring(subject, sizes, effort, known, layers), dict[int, tuple[OpCost, ...]]()
         count = sum(degrees.values())
-        with (
-            waiting(f"profiling {count} operators") as advance,
-            under_contention(copies, work_of_a_copy),
-        ):
+        with waiting(f"profiling {count} operators") as advance, under_contention(copies, measuring.in_a_copy):
             for ranks in degrees:
-                memory: dict[str, Temporaries] = {}
-                before, part = sum(map(len, rows.values())), graph if ranks == 1 else rank_graph(graph, ranks)
-                measured = profile_ops(
-                    _with_memory(
-                        runs(ranks),
-                        part,
-                        sizes,
-                        memory,
-                        samples,
-                        known[ranks],
-                        *(layers, kept) if ranks == 1 else (None, None),
-                    ),
-                    device_type,
-                    sizes,
-                    effort,
-                    empty=empty,
-                    find=known[ranks].row,
-                    on_progress=lambda done, before=before: advance((before + done) / count),
-                )
-                rows[ranks] = tuple(replace(row, temporaries=memory[row.op]) for row in measured)
-            rows[1] = with_kept(rows[1], kept)
-            stepper = optimizer_of_copies(trainable, optimizer, device)
-            if (step := known[1].step(stepper)) is None:
-                after_operators = replace(effort, between=lambda: one_pass(samples, max(sizes), effort))
-                step = StepOverheads(
-                    optimizer=profile_optimizer(stepper, after_operators),
-                    task_overhead_seconds=profile_task_overhead(empty, after_operators),
-                )
-                known[1].keep_step(stepper, step)
+                before = sum(map(len, rows.values()))
+                rows[ranks] = measuring.rows(ranks, lambda done, before=before: advance((before + done) / count))
+            step = measuring.step(optimizer_of_copies(trainable, optimizer, device))
     for ranks, found in rows.items():
         known[ranks].keep(found)
     return CostTable(
@@ -185,42 +136,6 @@ def profile(
         optimizer_seconds_per_parameter_byte=step.optimizer.seconds_per_parameter_byte,
         task_overhead_seconds=step.task_overhead_seconds,
     )
-
-
-def _with_memory(
-    runs: Iterable[OpRun],
-    graph: Graph,
-    batch_sizes: Sequence[int],
-    memory: dict[str, Temporaries],
-    samples: list[OpRun],
-    known: KnownCosts,
-    layers: CompiledLayers | None,
-    kept: list[KeptValues] | None,
-) -> Generator[OpRun]:
-    # Yields the runs. Fills `memory` with the temporaries of each, `samples` with a few different operators, and `kept`
-    # with what each keeps. Layers are compiled once their eager memory is measured, because the compiler passes over
-    # what runs in the measuring mode.
-    known_temporaries: dict[Hashable, Temporaries] = {}
-    for run in runs:
-        if run.signature not in known_temporaries:
-            row = known.row(run)
-            measured, work = row.temporaries if row else None, graph[run.op].work
-            if measured is None:
-                measured = temporaries(run, batch_sizes, work.saved_bytes_per_sample, work.saved_bytes_per_forward)
-                if layers is not None:
-                    measured = layers.temporaries(run, batch_sizes, measured)
-            known_temporaries[run.signature] = measured
-        if layers is not None:
-            layers.install(run)
-        if kept is not None:
-            if (found := known.kept(run)) is None:
-                found = kept_values(run, batch_sizes)
-                known.note_kept(found)
-            kept.append(found)
-        memory[run.op] = known_temporaries[run.signature]
-        if len(samples) < _MOST_SAMPLE_RUNS and all(run.signature != sample.signature for sample in samples):
-            samples.append(run)
-        yield run
 
 
 def _check(name: str, numbers: Sequence[int]) -> None:

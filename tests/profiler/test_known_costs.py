@@ -138,7 +138,7 @@ def test_what_a_step_costs_is_measured_again_with_another_optimizer_only(
         timed.append(stepper)
         return profile_optimizer(stepper, effort)
 
-    monkeypatch.setattr("graphpipe.profiler.profile.profile_optimizer", counted)
+    monkeypatch.setattr("graphpipe.profiler.operator_measuring.profile_optimizer", counted)
     kinds = (torch.optim.AdamW, torch.optim.AdamW, partial(torch.optim.AdamW, amsgrad=True), torch.optim.SGD, Own, Own)
     for kind in kinds:
         profile(
