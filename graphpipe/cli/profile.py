@@ -3,7 +3,9 @@
 import argparse
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from graphpipe.cli.arguments import Subparsers, add_precision, add_verb
 from graphpipe.cli.model_argument import MODEL_HELP, listed
@@ -11,11 +13,16 @@ from graphpipe.cli.output import Output
 from graphpipe.cli.profile_links import run_links
 from graphpipe.cli.setting_options import add_settings
 from graphpipe.cluster import Cluster
+from graphpipe.costs import CostTable
 from graphpipe.errors import InvalidInput
 from graphpipe.files.cache_folder import cache_folder
 from graphpipe.planning.settings import PlanSection
 from graphpipe.units import format_seconds
 from graphpipe.waiting import waiting
+
+if TYPE_CHECKING:
+    from graphpipe.model.capture.capture import Captured
+    from graphpipe.training.task.user_function import UserModel
 
 EXAMPLE = """\
 graphpipe profile two-tower-small --cluster local:2 -o costs.json
@@ -67,31 +74,16 @@ def run(args: argparse.Namespace) -> int:
         return run_links(cluster, args.output, output)
     samples, tensor = _sizes(args.samples, "--samples", "4,8"), _sizes(args.tensor, "--tensor", "1,2")
     with waiting(f"capturing {args.model}"):
-        from graphpipe.model.capture_cache.capture_cache import cached_capture
-        from graphpipe.model.shards.with_shards import captured_with_shards
-        from graphpipe.profiler.fitting.fit_quality import fit_quality
         from graphpipe.profiler.profile import profile
         from graphpipe.profiler.profiled_device import device_frequency
         from graphpipe.training.task.user_function import find_model
 
-        model = find_model(args.model)
-        module, inputs = model.module, model.example_inputs
-        cache, names = cache_folder() if args.cache else None, listed(args.look_into)
-        captured = cached_capture(
-            module,
-            inputs,
-            cache,
-            split=names,
-            precision=args.precision,
-            graph=model.graph,
-            fused_attention=not cluster.on_processors,
-        )
-        if {*tensor} != {1}:
-            captured = captured_with_shards(captured, module)
+        model, cache = find_model(args.model), cache_folder() if args.cache else None
+        captured = _captured(model, args, cluster, cache, shared={*tensor} != {1})
     start, before = time.perf_counter(), device_frequency(cluster)
     costs = profile(
-        module,
-        inputs,
+        model.module,
+        model.example_inputs,
         cluster,
         captured=captured,
         batch_sizes=samples,
@@ -102,7 +94,34 @@ def run(args: argparse.Namespace) -> int:
     seconds, after = time.perf_counter() - start, device_frequency(cluster)
     if args.output:
         costs.save(args.output)
-    operators = len({row.op for row in costs.rows})
+    _show(output, costs, samples, seconds, (before, after))
+    return 0
+
+
+def _captured(
+    model: "UserModel", args: argparse.Namespace, cluster: Cluster, cache: Path | None, *, shared: bool
+) -> "Captured":
+    from graphpipe.model.capture_cache.capture_cache import cached_capture
+    from graphpipe.model.shards.with_shards import captured_with_shards
+
+    captured = cached_capture(
+        model.module,
+        model.example_inputs,
+        cache,
+        split=listed(args.look_into),
+        precision=args.precision,
+        graph=model.graph,
+        fused_attention=not cluster.on_processors,
+    )
+    return captured_with_shards(captured, model.module) if shared else captured
+
+
+def _show(
+    output: Output, costs: CostTable, samples: Sequence[int], seconds: float, hertz: tuple[float | None, float | None]
+) -> None:
+    from graphpipe.profiler.fitting.fit_quality import fit_quality
+
+    operators, (before, after) = len({row.op for row in costs.rows}), hertz
     counts = Counter(each.ranks or 1 for row in costs.rows for each in row.shared)
     quality = fit_quality(costs, samples)
     output.show(
@@ -127,7 +146,6 @@ def run(args: argparse.Namespace) -> int:
             "graph_fingerprint": costs.graph_fingerprint,
         }
     )
-    return 0
 
 
 def _of_ranks(counts: Mapping[int, int]) -> str:

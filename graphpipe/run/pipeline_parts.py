@@ -1,6 +1,6 @@
 """What a pipeline is made of on one rank: built once, used in every step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from hashlib import sha256
@@ -51,7 +51,7 @@ from graphpipe.run.weights.check_sync import check_schedule
 from graphpipe.run.weights.stage_syncs import StageSyncs
 from graphpipe.run.weights.weight_update import OptimizerFactory, WeightUpdate
 from graphpipe.run.worker.compiled_step import compiler_for
-from graphpipe.run.worker.smaller_batches import SmallerStep, smaller_steps
+from graphpipe.run.worker.smaller_batches import smaller_steps
 from graphpipe.run.worker.user_weights import UserWeights
 from graphpipe.run.worker.worker import StageWorker
 from graphpipe.schedule import LoweredSchedule, Schedule
@@ -130,14 +130,7 @@ def build_parts(
     if isinstance(model, nn.Module):
         host_tensors(model, programs, placement, world, options.initial_weights, options.seed)
     worker = _worker(programs, placement, world, tasks, lowered, options, syncs)
-    names = [stage.name for stage in plan.stages]
-    modules = [(name, program.module) for name, program in zip(names, programs, strict=True)]
-    own = own_compilations(model, modules) if isinstance(model, nn.Module) else {}
-    if own and rounds is not None:
-        raise compiled_apart(next(iter(own)))
-    compiler = compiler_for(
-        plan, syncs, every=options.compile, own=own, split=[names[stage] for stage in tasks.split_stages]
-    )
+    compiler = _compiler(model, programs, tasks, plan, syncs, options, rounds)
     _let_read(loss, worker, output_stage := [program.is_output for program in programs].index(True))
     ranks = neighbours(plan, placement, lowered, world.rank, () if rounds is None else rounds.pairs)
     PeerWatch.begin(world, ranks, lambda: _progress(worker.monitor))
@@ -175,10 +168,7 @@ def build_parts(
     if rounds is not None:
         training = build_rounds(rounds, evaluation, programs, copies, optimizer, options)
     elif plan.weights == "flush":
-        groups = optimizer_groups(worker, optimizer, sharded=syncs.zero1)
-        update = WeightUpdate.of(groups, optimizer, options.lr_scheduler, options.clip_norm, options.average_decay)
-        smaller = smaller_steps(plan, placement, gradient_edges(specs))
-        training = _train_step(evaluation, lowered, smaller, update, options, compiler)
+        training = _train_step(evaluation, lowered, gradient_edges(specs), optimizer, options, syncs, compiler)
     else:
         training = _train_segment(evaluation, gradient_edges(specs), optimizer, options, compiler)
     if world.rank == 0:
@@ -186,6 +176,24 @@ def build_parts(
     return PipelineParts(
         programs=programs, worker=worker, batches=batches, sums=sums, training=training, evaluation=evaluation
     )
+
+
+def _compiler(
+    model: nn.Module | Sequence[StageProgram],
+    programs: Sequence[StageProgram],
+    tasks: Schedule,
+    plan: Plan,
+    syncs: StageSyncs,
+    options: PipelineOptions,
+    rounds: Rounds | None,
+) -> StageCompiler | None:
+    names = [stage.name for stage in plan.stages]
+    modules = [(name, program.module) for name, program in zip(names, programs, strict=True)]
+    own = own_compilations(model, modules) if isinstance(model, nn.Module) else {}
+    if own and rounds is not None:
+        raise compiled_apart(next(iter(own)))
+    split = [names[stage] for stage in tasks.split_stages]
+    return compiler_for(plan, syncs, every=options.compile, own=own, split=split)
 
 
 def _called(programs: Sequence[StageProgram], worker: StageWorker) -> list[nn.Module]:
@@ -218,21 +226,23 @@ def _let_read(loss: SampleLoss, worker: StageWorker, output_stage: int) -> None:
 def _train_step(
     like: Evaluation,
     lowered: LoweredSchedule,
-    smaller: Callable[[int], SmallerStep],
-    update: WeightUpdate,
+    edges: frozenset[int],
+    optimizer: OptimizerFactory | None,
     options: PipelineOptions,
+    syncs: StageSyncs,
     compiler: StageCompiler | None,
 ) -> TrainStep:
+    groups = optimizer_groups(like.worker, optimizer, sharded=syncs.zero1)
     return TrainStep(
         plan=like.plan,
         lowered=lowered,
-        smaller=smaller,
+        smaller=smaller_steps(like.plan, like.worker.placement, edges),
         output_stage=like.output_stage,
         worker=like.worker,
         batches=like.batches,
         sums=like.sums,
         loss_fn=like.loss_fn,
-        update=update,
+        update=WeightUpdate.of(groups, optimizer, options.lr_scheduler, options.clip_norm, options.average_decay),
         check_finite=options.check_finite,
         loss_scale=initial_scale(options.precision),
         compiler=compiler,

@@ -43,7 +43,7 @@ from graphpipe.training.loop.evaluations import Evaluations
 from graphpipe.training.loop.segment_ends import flushes, segment_ends
 from graphpipe.training.loop.steps import run_steps
 from graphpipe.training.run_folder.leave_request import LeaveRequest
-from graphpipe.training.run_folder.metrics_log import read_metrics_log
+from graphpipe.training.run_folder.metrics_log import StepMetrics, read_metrics_log
 from graphpipe.training.run_folder.recoveries import note_recovery, read_recoveries
 from graphpipe.training.run_folder.run_folder import RunFolder
 from graphpipe.training.run_folder.train_result import TrainResult
@@ -134,25 +134,10 @@ def _train(
     main = int(os.environ.get("RANK", "0")) == 0
     kept = survivor.kept
     groups = ParameterGroups.of(config.optimizer, task.model)  # while all of the model is here
-    optimizer = optimizer_factory(config, task)
     reader = kept.reader if kept else _reader(config, task, plan)
     history = kept.history if kept else read_metrics_log(folder.metrics_log) if resume else []
     with (
-        Pipeline(
-            place_gradients(plan, apart) if (apart := config.train.gradients_apart) else plan,
-            task.model,
-            task.loss_fn,
-            kept.optimizer(optimizer) if kept else optimizer,
-            options=_options(
-                config,
-                kept.schedule if kept else schedule_factory(config, task, steps),
-                plan,
-                folder,
-                reader,
-                _weights(config, task, follow=resume, kept=kept is not None),
-                balance_of(task, config.train.balance),
-            ),
-        ) as pipeline,
+        _pipeline(config, task, plan, folder, reader, steps, kept, follow=resume) as pipeline,
         Checkpoints(
             pipeline, folder.checkpoints, keep=config.train.keep, background=config.train.checkpoint_async
         ) as checkpoints,
@@ -172,19 +157,12 @@ def _train(
             reader.position = training.position
         if main:
             note_recovery(folder, pipeline.steps)
-        history = [step for step in history if step.step <= pipeline.steps]
-        if pipeline.steps == steps and not history:
-            raise InvalidInput(
-                f"has no step, although all {steps} steps are done",
-                where=str(folder.metrics_log),
-                remedy="`graphpipe export` writes the weights of the last checkpoint.",
-            )
+        history = _until(pipeline.steps, history, steps, folder)
         batches = _batches(pipeline, reader, kept)
-        world = pipeline.world
-        ready = readiness(world, plan)
+        ready = readiness(pipeline.world, plan)
         if main:
             show_banner(ready)
-        leave = LeaveRequest(world, folder) if elastic else None
+        leave = LeaveRequest(pipeline.world, folder) if elastic else None
         ends = [*segment_ends(config.train, pipeline.steps, steps, flushes=flushes(config.train, plan))]
         callbacks = Callbacks.of(config, task, pipeline, folder, steps)
         with open_telemetry(
@@ -199,11 +177,7 @@ def _train(
                 print(compilation_line(pipeline.compilations), file=sys.stderr, flush=True)
             if pipeline.steps < steps and not done.why_ended:
                 return None
-            # Weights are saved before the user's `accuracy`, which may raise.
-            if config.evaluation.average_decay is not None:
-                with pipeline.averaged():
-                    save_model(pipeline, folder.averaged_weights, folder.averaged_weight_folder)
-            save_model(pipeline, folder.weights, folder.weight_folder)
+            _save_weights(config, pipeline, folder)  # before the user's `accuracy`, which may raise
             found = evaluations.make()
             callbacks.call(lambda callback, training: callback.end(training, figures_of(found.loss, found.metrics)))
             result = TrainResult.of(
@@ -221,6 +195,48 @@ def _train(
         if main:
             _save(folder, done.traces, result)
     return result
+
+
+def _pipeline(
+    config: TrainConfig,
+    task: Task,
+    plan: Plan,
+    folder: RunFolder,
+    reader: Reader,
+    steps: int,
+    kept: KeptState | None,
+    *,
+    follow: bool,
+) -> Pipeline:
+    # With the state that is kept from ranks before, if there is one. Its weights are in the task's module.
+    apart, optimizer = config.train.gradients_apart, optimizer_factory(config, task)
+    schedule = kept.schedule if kept else schedule_factory(config, task, steps)
+    source = None if kept else WeightsFollow() if follow else initial_weights(config, task)
+    return Pipeline(
+        place_gradients(plan, apart) if apart else plan,
+        task.model,
+        task.loss_fn,
+        kept.optimizer(optimizer) if kept else optimizer,
+        options=_options(config, schedule, plan, folder, reader, source, balance_of(task, config.train.balance)),
+    )
+
+
+def _until(step: int, history: Sequence[StepMetrics], steps: int, folder: RunFolder) -> list[StepMetrics]:
+    found = [each for each in history if each.step <= step]
+    if step == steps and not found:
+        raise InvalidInput(
+            f"has no step, although all {steps} steps are done",
+            where=str(folder.metrics_log),
+            remedy="`graphpipe export` writes the weights of the last checkpoint.",
+        )
+    return found
+
+
+def _save_weights(config: TrainConfig, pipeline: Pipeline, folder: RunFolder) -> None:
+    if config.evaluation.average_decay is not None:
+        with pipeline.averaged():
+            save_model(pipeline, folder.averaged_weights, folder.averaged_weight_folder)
+    save_model(pipeline, folder.weights, folder.weight_folder)
 
 
 def _predicted(plan: Plan, config: TrainConfig) -> Plan:
@@ -260,12 +276,6 @@ def _batches(pipeline: Pipeline, reader: Reader, kept: KeptState | None) -> Repe
             reader.step_back()
         return RepeatableBatches.after(pipeline.steps, reader.batches(pipeline.needs()))
     return kept.batches
-
-
-def _weights(config: TrainConfig, task: Task, *, follow: bool, kept: bool) -> WeightSource | None:
-    if kept:
-        return None  # They are in the task's module.
-    return WeightsFollow() if follow else initial_weights(config, task)
 
 
 def _options(
