@@ -136,7 +136,15 @@ class Cluster:
 
     def level(self, first: int, second: int) -> LinkLevel:
         """Return the nearest level that joins two devices (positions in `devices`)."""
-        return next(level for level, groups in self._groups if groups[first] == groups[second])
+        ends = self._nodes[first], self._nodes[second]
+        if (known := self._level_of_nodes.get(ends)) is None:
+            known = next(level for level, groups in self._groups if groups[first] == groups[second])
+            self._level_of_nodes[ends] = known
+        return known
+
+    @cached_property
+    def _level_of_nodes(self) -> dict[tuple[str, str], LinkLevel]:
+        return {}
 
     @property
     def cores(self) -> dict[str, float]:
@@ -200,16 +208,19 @@ class Cluster:
         return known
 
     @cached_property
-    def _rings(self) -> dict[tuple[int, ...], Link | None]:
+    def _rings(self) -> dict[tuple[int, ...], tuple[int, int]]:
         return {}
 
     def slowest_link(self, devices: tuple[int, ...]) -> Link | None:
         """Return the slowest link in the ring over `devices`, in their order; None for one device."""
-        if devices not in self._rings:
-            self._rings[devices] = self.link(*self._slowest_pair(devices))
-        return self._rings[devices]
+        return self.link(*self._slowest_pair(devices))
 
     def _slowest_pair(self, devices: tuple[int, ...]) -> tuple[int, int]:
+        if (known := self._rings.get(devices)) is None:
+            known = self._rings[devices] = self._find_slowest_pair(devices)
+        return known
+
+    def _find_slowest_pair(self, devices: tuple[int, ...]) -> tuple[int, int]:
         def speed(pair: tuple[int, int]) -> tuple[float, float]:
             link = self._link_between(*pair)
             return link.bandwidth_bytes_per_second, -link.latency_seconds

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from graphpipe.errors import InvalidInput
 
@@ -11,8 +11,7 @@ Kind = Literal["F", "B", "I", "W", "U"]
 _TASK = re.compile(r"^([FBIWU])(\d+)\.(\d+)$")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class StageTask:
+class StageTask(NamedTuple):
     """Forward, backward, or the input- and weight-gradient halves of a backward, of one micro-batch at one stage.
 
     In a segment of several mini-batches, the update of a stage's weights (`U`) is a task too.

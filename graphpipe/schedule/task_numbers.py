@@ -116,8 +116,12 @@ class TaskNumbers:
     def samples(self) -> list[int]:
         """Samples of each task, by number; an update has none."""
         third = [0] * self.third
-        for stage, pieces, count in zip(self.plan.stages, self.all_pieces, self.counts, strict=True):
-            for samples, backward in pieces:
+        for number, (stage, count) in enumerate(zip(self.plan.stages, self.counts, strict=True)):
+            if not (self.batch_size % stage.micro_batch or stage.micro_batch % stage.degree):
+                first, last = self.firsts[number : number + 2]
+                third[first:last] = [stage.micro_batch // stage.degree] * (last - first)
+                continue
+            for samples, backward in self.all_pieces[number]:
                 for rank in range(stage.tensor):
                     third[backward + rank * count] = len(samples)
         return third * 3 + [0] * (self.updates * sum(len(stage.devices) for stage in self.plan.stages))

@@ -174,10 +174,13 @@ class PartialSchedule:
                 if arrival > arrived[number]:
                     arrived[number] = arrival
             channels[channel] = arrival
+            # As `expect_forward` and `expect_backward` do it, without a call for each message.
             if forward:
-                progress.expect_forward()
+                at = progress.forwards
+                progress.forward_at = inf if missing[at] else arrived[at]
             else:
-                progress.expect_backward()
+                at = progress.backwards
+                progress.backward_at = inf if at >= progress.forwards or missing[at] else arrived[at]
         return mail.receivers
 
     @property

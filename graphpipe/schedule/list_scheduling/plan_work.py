@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from graphpipe.plans import Plan
 from graphpipe.plans.sharding import common_samples, count_micro_batches
@@ -68,13 +69,17 @@ def most_held(plan: Plan, orders: Iterable[Sequence[StageTask]]) -> list[int]:
         plan: of the tasks.
         orders: of each device, or of each device that differs from others.
     """
-    most = [0] * len(plan.stages)
+    sizes = [stage.micro_batch for stage in plan.stages]
+    most = [0] * len(sizes)
     for tasks in orders:
-        held = [0] * len(plan.stages)
-        for task in tasks:
-            size = plan.stages[task.stage].micro_batch
-            held[task.stage] += size if task.kind == "F" else -size if task.kind in ("B", "W") else 0
-            most[task.stage] = max(most[task.stage], held[task.stage])
+        held = [0] * len(sizes)
+        for kind, stage, _ in tasks:
+            if kind == "F":
+                held[stage] += sizes[stage]
+                if held[stage] > most[stage]:
+                    most[stage] = held[stage]
+            elif kind in ("B", "W"):
+                held[stage] -= sizes[stage]
     return most
 
 
@@ -108,6 +113,7 @@ def _routed(
     }
 
 
+@lru_cache(maxsize=4096)  # A search makes many plans whose stages exchange the same messages.
 def _portions(batch_size: int, size: int, step: int, messages: Messages) -> Portions:
     portions: list[list[tuple[int, float]]] = [[] for _ in range(count_micro_batches(batch_size, size))]
     for index, there, samples in common_samples(batch_size, size, 1, step, 1).pieces[0]:

@@ -70,25 +70,32 @@ def work_of_stages(plan: Plan) -> list[StageWork]:
 
 
 def _own_work(plan: Plan, number: int, needed: int) -> StageWork:
-    stage, tasks = plan.stages[number], plan.tasks_seconds(number)
-    weight = max(task.weight_half for task in tasks) if _splits(plan, number) else 0.0
-    count = plan.micro_batches(number)
-    room = min(count, stage.in_flight // stage.micro_batch)
-    return StageWork(
-        micro_batch=stage.micro_batch,
-        count=count,
-        room=room,
-        warm_up=min(room, needed // stage.micro_batch),
-        kept=between_halves(plan.cost_model, stage).counted_share,
-        seconds={
-            "F": max(task.forward for task in tasks),
-            "B": max(task.backward for task in tasks),
-            "I": max(task.input_half for task in tasks),
-            "W": weight + plan.costs.task_overhead_seconds if weight else 0.0,
-        },
-        sum_seconds=sum_seconds(plan, number),
-        optimizer_seconds=plan.optimizer_seconds(number),
-    )
+    stage, splits = plan.stages[number], _splits(plan, number)
+
+    def work() -> StageWork:
+        tasks, count = plan.tasks_seconds(number), plan.micro_batches(number)
+        weight = max(task.weight_half for task in tasks) if splits else 0.0
+        room = min(count, stage.in_flight // stage.micro_batch)
+        return StageWork(
+            micro_batch=stage.micro_batch,
+            count=count,
+            room=room,
+            warm_up=min(room, needed // stage.micro_batch),
+            kept=between_halves(plan.cost_model, stage).counted_share,
+            seconds={
+                "F": max(task.forward for task in tasks),
+                "B": max(task.backward for task in tasks),
+                "I": max(task.input_half for task in tasks),
+                "W": weight + plan.costs.task_overhead_seconds if weight else 0.0,
+            },
+            sum_seconds=sum_seconds(plan, number),
+            optimizer_seconds=plan.optimizer_seconds(number),
+        )
+
+    if plan.graph.shared:  # Tied gradients depend on the other stages.
+        return work()
+    alike = stage.ops, stage.devices, stage.micro_batch, stage.in_flight, stage.recompute, stage.state, stage.tensor
+    return plan.cost_model.op_bytes.once(("work", *alike, splits, needed, plan.batch_size), work)
 
 
 def _splits(plan: Plan, number: int) -> bool:

@@ -22,7 +22,7 @@ that they apply to any graph.
 3. Then one backward and one forward take turns.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise, zip_longest
@@ -66,11 +66,11 @@ def build_in_turn(plan: Plan) -> Schedule | None:
     """
     if not plan.shares_devices:
         return None
-    orders = _orders(plan, _ahead(plan))
-    held = most_held(plan, orders)
+    orders = _orders(plan)
+    held = most_held(plan, orders.values())
     if any(most > stage.in_flight for most, stage in zip(held, plan.stages, strict=True)):
         return None
-    return Schedule(name=NAME, devices=tuple(orders))
+    return _schedule(plan, orders)
 
 
 def quick_seconds(plan: Plan) -> float:
@@ -78,7 +78,7 @@ def quick_seconds(plan: Plan) -> float:
 
     All replicas of a stage count as the slowest one.
     """
-    timed = replay(work_of_plan(plan), Schedule(name=NAME, devices=tuple(_orders(plan, _ahead(plan)))))
+    timed = replay(work_of_plan(plan), _schedule(plan, _orders(plan)))
     return inf if timed is None else timed.seconds
 
 
@@ -87,7 +87,7 @@ def in_flight(plan: Plan) -> tuple[int, ...]:
     needed = tuple(stage.in_flight for stage in plan.stages)
     if not plan.shares_devices:
         return needed
-    return tuple(map(max, needed, most_held(plan, _orders(plan, _ahead(plan)))))
+    return tuple(map(max, needed, most_held(plan, _orders(plan).values())))
 
 
 def _ahead(plan: Plan) -> tuple[int, ...]:
@@ -96,10 +96,16 @@ def _ahead(plan: Plan) -> tuple[int, ...]:
     return in_flight_samples(sum(sizes) * len(sizes), sizes, [1] * len(sizes), plan.successors)
 
 
-def _orders(plan: Plan, ahead: Sequence[int]) -> list[tuple[StageTask, ...]]:
+def _orders(plan: Plan) -> dict[tuple[int, ...], tuple[StageTask, ...]]:
+    """Return the order of a device by the stages that it hosts."""
+    ahead = _ahead(plan)
+    return {stages: _order(plan, stages, ahead) for stages in dict.fromkeys(hosted_stages(plan).values())}
+
+
+def _schedule(plan: Plan, orders: Mapping[tuple[int, ...], tuple[StageTask, ...]]) -> Schedule:
     hosted = hosted_stages(plan)
-    orders = {stages: _order(plan, stages, ahead) for stages in hosted.values()} | {(): ()}
-    return [orders[hosted.get(device, ())] for device in range(len(plan.cluster.devices))]
+    devices = [orders[hosted[at]] if at in hosted else () for at in range(len(plan.cluster.devices))]
+    return Schedule(name=NAME, devices=tuple(devices))
 
 
 def _order(plan: Plan, hosted: Sequence[int], ahead: Sequence[int]) -> tuple[StageTask, ...]:

@@ -14,7 +14,6 @@ of stages, `in_flight` says how many micro-batches a stage is ahead, as in synch
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from graphpipe.errors import InvalidInput
 from graphpipe.plans import Plan
@@ -93,7 +92,7 @@ def _repeated(plan: Plan, schedule: Schedule, mini_batches: int) -> Schedule:
         hosted = [stage for stage, it in enumerate(plan.stages) if device in it.devices]
         repeated: list[StageTask] = []
         for turn in range(mini_batches):
-            repeated += [replace(it, micro_batch=it.micro_batch + turn * plan.micro_batches(it.stage)) for it in tasks]
+            repeated += [it._replace(micro_batch=it.micro_batch + turn * plan.micro_batches(it.stage)) for it in tasks]
             repeated += [StageTask("U", stage, turn) for stage in hosted]
         devices.append(tuple(repeated))
     return Schedule(name=schedule.name, devices=tuple(devices))

@@ -161,11 +161,12 @@ class Period:
         levels = {ends: level for ends in self.channels if (level := cluster.port(used[ends[0]], used[ends[1]]))}
         leaving = Counter((source, level) for (source, _), level in levels.items())
         arriving = Counter((target, level) for (_, target), level in levels.items())
+        line_of = {device: line for line, device in enumerate(used)}
         for devices in self._collectives:
-            if not (level := cluster.ring_port(devices)):
-                continue
-            both = Counter((line, level) for line, device in enumerate(used) if device in devices)
-            leaving, arriving = leaving + both, arriving + both
+            if level := cluster.ring_port(devices):
+                both = [(line_of[device], level) for device in devices]
+                leaving.update(both)
+                arriving.update(both)
         return levels if max((leaving | arriving).values(), default=0) > 1 else {}
 
     @property
