@@ -31,7 +31,7 @@ def fastest_on_parts(
             not searched.
     """
     # A search of unequal devices returns plans under 1F1B. They were compared with plans under a better schedule.
-    best = options.under_schedule(plan)
+    best = options.under_schedule(plan) if len(problem.cluster.types) > 1 else plan
     seconds = options.evaluate(best)
     for least, part in parts:
         if least >= seconds:

@@ -12,14 +12,13 @@ from graphpipe.planners.problem.ascending import Ascending
 from graphpipe.planners.problem.in_order_bound import least_1f1b_seconds
 from graphpipe.planners.problem.limits import (
     CLOSE,
-    EXACT_TASKS,
     FEW_TASKS,
+    HUGE,
     MANY_TASKS,
     MORE,
     NEAR,
     NORMAL,
     SEARCHED_TASKS,
-    SIMULATED_TASKS,
     SLOWER,
     SearchEffort,
 )
@@ -85,7 +84,7 @@ class BestCandidate:
     def _ranked_by_rule(self, plan: Plan, choice: str) -> float:
         try:
             fitted = _under_rule(choice, plan)
-            quick = _interleaves(choice, plan) and _replica_tasks(plan) > EXACT_TASKS
+            quick = _interleaves(choice, plan) and _replica_tasks(plan) > MANY_TASKS
             return interleaved.quick_seconds(fitted) if quick else self.evaluate(fitted)
         except (Infeasible, InvalidInput):
             return inf
@@ -119,7 +118,7 @@ class BestCandidate:
         """
         promises: list[tuple[float, Plan]] = []
         bounded = _bounded(plans)[: self.effort.ranked]
-        affordable = _affordable([plan for _, plan in bounded], SIMULATED_TASKS)
+        affordable = _affordable([plan for _, plan in bounded], HUGE)
         for (least, _), plan in zip(bounded, affordable, strict=False):
             close = NEAR if task_count(plan) <= FEW_TASKS else 1.0
             if promises and least >= close * min(promises, key=_seconds)[0]:

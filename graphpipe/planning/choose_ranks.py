@@ -10,7 +10,7 @@ from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.planners.problem.device_groups import DeviceGroups
 from graphpipe.planners.problem.fitted_layouts import fitted_layouts
-from graphpipe.planners.problem.limits import SIMULATED_TASKS
+from graphpipe.planners.problem.limits import HUGE
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planning.settings import TensorChoice
 from graphpipe.plans import Plan
@@ -121,7 +121,7 @@ class _Choosing:
 
     def changed_by_stage(self, best: Plan) -> Plan:
         """Return a plan after changes of single stages, or of those that share devices, that make the step shorter."""
-        left, improved = SIMULATED_TASKS, True
+        left, improved = HUGE, True
         while improved and left > 0:
             improved = False
             for team in dict.fromkeys(stage.devices for stage in best.stages):

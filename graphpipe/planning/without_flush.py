@@ -11,7 +11,7 @@ from itertools import product
 from math import ceil
 
 from graphpipe.errors import Infeasible, InvalidInput
-from graphpipe.planners.problem.limits import CLOSE, MORE_VERSIONS, NORMAL, SLACKS
+from graphpipe.planners.problem.limits import CLOSE, MORE_VERSIONS, NORMAL, SHARES
 from graphpipe.planners.problem.options import Objective, Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.problem.planner import Planner
@@ -136,7 +136,7 @@ def _slacker(plans: Iterable[Plan]) -> Iterator[Plan]:
     """Yield each plan with more and more samples in flight, as far as they fit."""
     for lean in plans:
         tried: list[Plan] = []
-        for slack in SLACKS:
+        for slack in SHARES:
             more = _with_slack(lean, slack)
             if more not in tried and memory_shortfall(more) <= 0:
                 tried.append(more)

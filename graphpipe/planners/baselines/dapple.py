@@ -20,7 +20,6 @@ from graphpipe.planners.baselines.downset_table import DownsetTable
 from graphpipe.planners.baselines.stage_cuts import StageCuts
 from graphpipe.planners.baselines.stage_loads import StageLoads
 from graphpipe.planners.baselines.step_latency import FirstStages, StepLatency
-from graphpipe.planners.problem.limits import MOST_RANGES
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem
 from graphpipe.planners.problem.planner import Planner
@@ -46,15 +45,12 @@ def plan_dapple(problem: Problem, options: Options) -> Plan:
     return Baseline(name="dapple", partitioner=_partitions).plan(problem, options)
 
 
-def shortest_step(
-    downset_table: DownsetTable, micro_batch: int, ranges: int = MOST_RANGES, most_seconds: float = inf
-) -> list[Part]:
+def shortest_step(downset_table: DownsetTable, micro_batch: int, most_seconds: float = inf) -> list[Part]:
     """Return the stages of the shortest step for one micro-batch size. They may not fit in memory.
 
     Args:
         downset_table: of the graph's order.
         micro_batch: samples of a micro-batch.
-        ranges: see `StepLatency.ranges`; the step may be longer with fewer.
         most_seconds: of the step. If it is longer, nothing is returned.
     """
     loads = StageLoads(downset_table, micro_batch, degrees_of(downset_table.problem, micro_batch), "none", "none")
@@ -64,7 +60,6 @@ def shortest_step(
         len(problem.cluster.devices),
         count_micro_batches(problem.batch_size, micro_batch),
         memory=False,
-        ranges=ranges,
         most_seconds=most_seconds,
     )
     shortest = latency.shortest()

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphpipe.planners.baselines.stage_cuts import Counts, StageCut
-from graphpipe.planners.problem.limits import MOST_RANGES
+from graphpipe.planners.problem.limits import RANGES
 
 Array = NDArray[np.float64]
 _TOLERANCE = 1e-3
@@ -69,7 +69,7 @@ class StepLatency:
     micro_batches: int
     memory: bool
     """Whether stages must fit, assuming as many stages after them as there are devices left."""
-    ranges: int = MOST_RANGES
+    ranges: int = RANGES
     """Most ranges of limits to examine."""
     most_seconds: float = np.inf
     """The most seconds of a step: longer ones are not wanted."""

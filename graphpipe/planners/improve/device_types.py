@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from graphpipe.costs import CostModel
 from graphpipe.planners.improve.unequal_intervals import TypedPart, unequal_partitions
-from graphpipe.planners.problem.limits import SHARES_IN_FLIGHT
+from graphpipe.planners.problem.limits import SHARES
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble
 from graphpipe.planners.problem.whole_batch_tail import WholeBatchTail
@@ -32,7 +32,7 @@ def typed_plans(problem: Problem, options: Options, known: Sequence[Plan], *, pl
     ceiling = min(map(options.evaluate, known), default=float("inf"))
     sizes = [options.micro_batch] if options.micro_batch else None
     typed: list[Plan] = []
-    for share in SHARES_IN_FLIGHT:
+    for share in SHARES:
         partitions = unequal_partitions(problem, costs, tail.before, sizes, ceiling, share)
         plans = [plan for parts in partitions for plan in _finished(problem, tail, parts, planner)]
         fitting = [plan for plan in plans if memory_shortfall(plan) <= 0]

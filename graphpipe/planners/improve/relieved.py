@@ -6,7 +6,7 @@ from math import inf
 from typing import Literal, NamedTuple
 
 from graphpipe.errors import Infeasible
-from graphpipe.planners.problem.limits import WINDOWS
+from graphpipe.planners.problem.limits import SHARES
 from graphpipe.planners.relief.relief import Relief
 from graphpipe.plans.device_memory import host_bytes, memory_shortfall, spare_bytes, stage_memory
 from graphpipe.plans.estimates import update_seconds
@@ -48,8 +48,8 @@ def each_relieved(plan: Plan, most_seconds: float = inf, *, neighbours: bool = F
         neighbours: also yield plans whose stages offload to devices with memory to spare.
     """
     plans, hopeless = list[Plan](), set[_Way]()
-    for share in WINDOWS:
-        ways: tuple[_Way, ...] = ("host", "nowhere") if share == WINDOWS[-1] else ("host",)
+    for share in reversed(SHARES):
+        ways: tuple[_Way, ...] = ("host", "nowhere") if share == SHARES[0] else ("host",)
         for way in (*ways, "neighbours") if neighbours else ways:
             if way in hopeless:
                 continue

@@ -7,9 +7,9 @@ from math import inf
 from graphpipe.errors import Infeasible
 from graphpipe.planners.improve.exchange_devices import exchanged
 from graphpipe.planners.improve.relieved import each_relieved
-from graphpipe.planners.problem.limits import CLOSE, LESS_IF_SERIAL, LESS_MEMORY, MORE_MEMORY, NEAR
+from graphpipe.planners.problem.limits import CLOSE, MORE_MEMORY, NEAR
 from graphpipe.planners.problem.options import Options
-from graphpipe.planners.problem.partition import Part, Problem, assemble, is_chain, is_serial
+from graphpipe.planners.problem.partition import Part, Problem, assemble, is_chain
 from graphpipe.plans.device_memory import needed_bytes
 from graphpipe.plans.estimates import least_step_seconds
 from graphpipe.plans.plan import Plan
@@ -37,11 +37,11 @@ def faster_with_memory(problem: Problem, options: Options, find: Search, plan: P
 
     quick = replace(options, scheduled=None, most_seconds=most, evaluate=evaluate)
     one_type = len(problem.cluster.types) == 1
-    if plan is not None and one_type and (met := options.remembered.with_memory(problem, MORE_MEMORY)):
+    if plan is not None and one_type and (met := options.remembered.with_memory(problem, MORE_MEMORY[0])):
         roomier = exchanged(quick.best(met), quick)
     else:
         try:
-            roomier = find(_with_memory(problem, MORE_MEMORY), quick)
+            roomier = find(_with_memory(problem, MORE_MEMORY[0]), quick)
         except Infeasible:  # Nothing fits, or every plan is slower.
             return None
     return roomier if _seconds(quick, roomier) <= most else None
@@ -83,10 +83,10 @@ def roomier_plans(
         most_seconds: of a step; slower plans may be left out.
     """
     roomier, needs = roomiest, inf
-    for times in (MORE_MEMORY, *(LESS_IF_SERIAL if is_serial(problem.graph) else LESS_MEMORY)):
+    for times in MORE_MEMORY:
         if needs <= times:
             continue
-        if times != MORE_MEMORY:
+        if times != MORE_MEMORY[0]:
             quick = replace(options, scheduled=None, most_seconds=NEAR * most_seconds)
             try:
                 roomier = find(_with_memory(problem, times), quick)

@@ -17,7 +17,7 @@ from math import inf
 import numpy as np
 
 from graphpipe.costs.cost_model import MOVING_MICRO_BATCHES
-from graphpipe.planners.problem.limits import CHOICES, EXACT_OPS, FEWEST_CHOICES
+from graphpipe.planners.problem.limits import CHOICES, EXACT_OPS
 from graphpipe.planners.relief.choices import KEEP, OFFLOAD, RECOMPUTE, Array, Choices, Indices, evenly
 from graphpipe.planners.relief.least_relief import LeastRelief
 from graphpipe.planners.relief.stage_ops import StageOps, copy_seconds
@@ -126,7 +126,7 @@ class Relief:
                 fits &= self._least_seconds(ops, number, choices, spare) < limit_seconds
             choices = choices.only(fits)
             if not exact:
-                choices = _fewer(ops, choices, open_ops, max(FEWEST_CHOICES, CHOICES // len(order)))
+                choices = _fewer(ops, choices, open_ops, max(2 * _SHARE, CHOICES // len(order)))
         return choices
 
     def _least_seconds(self, ops: StageOps, number: int, choices: Choices, spare: Array) -> Array:

@@ -16,15 +16,13 @@ from graphpipe.planners.baselines.stage_loads import StageLoads
 from graphpipe.planners.problem.limits import (
     CLOSE,
     DOWNSETS,
-    INTERVALS,
+    FEW,
     MEDIUM,
     NEAR,
     PASSES,
     PRECISION,
-    RANGES,
     RELAXED,
     RELAXED_SETTINGS,
-    SIZES,
 )
 from graphpipe.planners.problem.partition import Part, Problem, assemble, crossing_bytes
 from graphpipe.planners.problem.stage_costs import degrees_of, smallest_memory_bytes
@@ -184,7 +182,7 @@ class PartitionSearch:
         try:
             downsets = Downsets.of(graph, DOWNSETS)
         except Infeasible:
-            if len(graph.ops) * devices > INTERVALS:
+            if len(graph.ops) * devices > MEDIUM:
                 return
             downsets = Downsets.chain(graph)
             sizes = sorted(
@@ -227,7 +225,7 @@ class PartitionSearch:
         graph, devices = self.tail.before, len(self.problem.cluster.devices)
         best = ranking.best.estimates
         share = 1 if ranking.estimator.waiting else 3  # Split backwards fill most of the time that updates take.
-        most, tried = MEDIUM // share, SIZES // share
+        most, tried = MEDIUM // share, FEW // share
         if graph is None or not best or len(graph.ops) * devices > most:
             return []
         near = CLOSE * ranking.best.score(best[0])
@@ -238,7 +236,7 @@ class PartitionSearch:
         table = DownsetTable.of(self.problem, self.costs, graph, Downsets.chain(graph))
         tail = [self.tail.part(self.problem)] if self.tail.ops else []
         sizes = list(dict.fromkeys(estimate.parts[0].micro_batch for estimate in best))
-        chains = [parts for size in sizes[:tried] if (parts := shortest_step(table, size, RANGES, near))]
+        chains = [parts for size in sizes[:tried] if (parts := shortest_step(table, size, near))]
         estimates = [ranking.estimator.estimate([*parts, *tail]) for parts in chains]
         plans = [plan for estimate in estimates for plan in self._assembled(estimate, ranking.estimator.chain)]
         return [plan for plan in plans if memory_shortfall(plan) <= 0]

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphpipe.graph.series_parallel import Series
-from graphpipe.planners.problem.limits import RUNS_PER_UNIT, TARGET_ROUNDS, TARGETS
+from graphpipe.planners.problem.limits import FEW, PASSES, RUNS_PER_UNIT
 from graphpipe.planners.problem.partition import Part, Problem
 from graphpipe.planners.search.backtrack import ClosedStage
 from graphpipe.planners.search.coarsen import Coarsening, MergedOps
@@ -85,11 +85,11 @@ def best_targets(
     if in_flight is not None:
         alive &= loads.may_fit(form.tree.ops, table.units)
     reached = np.zeros(len(high), dtype=bool)
-    for _ in range(TARGET_ROUNDS):
+    for _ in range(PASSES):
         chosen = np.flatnonzero(alive & (~reached | (high > precision * low)))
         if not len(chosen):
             break
-        targets = np.geomspace(low[chosen], high[chosen], TARGETS + 1, axis=1)[:, 1:]
+        targets = np.geomspace(low[chosen], high[chosen], FEW + 1, axis=1)[:, 1:]
         within = loads.only(chosen, targets * table.sizes[chosen, None])
         feasible = form.dynamic_program(within, table.units).feasible()
         first = feasible.argmax(axis=1)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from graphpipe.costs import CostModel, Recompute
 from graphpipe.costs.cost_model import MOVING_MICRO_BATCHES
-from graphpipe.planners.problem.limits import SWAP_ROUNDS
+from graphpipe.planners.problem.limits import PASSES
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.plans.device_memory import stage_memory
 from graphpipe.plans.stage import OTHER_BACKWARDS, Stage
@@ -71,7 +71,7 @@ class SwapOrRecompute:
             return stage if self.problem.weights in OTHER_BACKWARDS else replace(stage, recompute="full")
         short = self._bytes(stage) - capacity_bytes
         goal = short
-        for _ in range(SWAP_ROUNDS):
+        for _ in range(PASSES):
             window = 0.0 if self.problem.cluster.copies_take_devices else window_seconds
             freed, everything = self._freeing(stage, goal, window)
             missing = self._bytes(freed) - capacity_bytes

@@ -108,8 +108,9 @@ class PortQueue(Generic[Item]):
     def _change(self, flow: _Flow[Item], by: int) -> None:
         """Let a flow enter its ports, or leave them. The others in them become slower or faster."""
         others: dict[_Flow[Item], None] = {}
+        counts = self._counts
         for port, equal in flow.uses:
-            self._counts[port] = self._counts.get(port, 0) + by * equal
+            counts[port] = counts.get(port, 0) + by * equal
             users = self._users.setdefault(port, {})
             if by > 0:
                 users[flow] = None
@@ -117,12 +118,10 @@ class PortQueue(Generic[Item]):
                 del users[flow]
             others |= users
         for other in others:
-            self._pace(other)
+            if (sharing := max([counts[port] for port, _ in other.uses])) != other.sharing:
+                self._pace(other, sharing)
 
-    def _pace(self, flow: _Flow[Item]) -> None:
-        sharing = max([self._counts[port] for port, _ in flow.uses])
-        if sharing == flow.sharing:
-            return
+    def _pace(self, flow: _Flow[Item], sharing: int) -> None:
         flow.left = max(0.0, flow.left - (self.now - flow.since) / flow.sharing)
         flow.since, flow.sharing, flow.turn = self.now, sharing, flow.turn + 1
         self._push(self.now + flow.left * sharing, flow, flow.turn)

@@ -184,12 +184,15 @@ class _PortClock:
     def _send(self, sending: Sending, turn: int) -> None:
         first = turn * len(self.tables.sends[sending.target])
         messages: list[_Message] = []
+        sent: list[_Message] = []
         for _, position, seconds, carriers in sending.messages:
-            # What others carry arrives with the last of them.
-            moments = messages[max(carriers)].moments if carriers else []
-            moments.append(first + position)
-            messages.append(_Message(seconds, moments))
-        sent = [own for own, message in zip(messages, sending.messages, strict=True) if not message.carriers]
+            if carriers:  # What others carry arrives with the last of them.
+                message = messages[max(carriers)]
+                message.moments.append(first + position)
+            else:
+                message = _Message(seconds, [first + position])
+                sent.append(message)
+            messages.append(message)
         channel = self.channels[sending.channel]
         channel.waiting.extend(sent)
         if len(channel.waiting) == len(sent):
