@@ -8,6 +8,7 @@ from graphpipe.errors import Infeasible
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.plans.plan import Plan
+from graphpipe.schedule.schedulers import one_f_one_b
 
 Positions = tuple[int, ...]
 """Of the devices of a part, ascending."""
@@ -31,7 +32,7 @@ def fastest_on_parts(
             not searched.
     """
     # A search of unequal devices returns plans under 1F1B. They were compared with plans under a better schedule.
-    best = options.under_schedule(plan) if len(problem.cluster.types) > 1 else plan
+    best = options.under_schedule(plan) if plan.schedule == one_f_one_b.NAME else plan
     seconds = options.evaluate(best)
     for least, part in parts:
         if least >= seconds:

@@ -113,11 +113,6 @@ def has_room(plan: Plan) -> bool:
     return all(need <= ROOM * plan.cluster.type_of(at).memory_bytes for at, need in needed_bytes(plan).items())
 
 
-def keeps_less(plan: Plan) -> bool:
-    """Return whether stages of a plan recompute, offload or shard something to fit in memory."""
-    return plan.shards_state or any(stage.offload or stage.recompute != "none" for stage in plan.stages)
-
-
 def _reliefs(problem: Problem) -> Iterator[tuple[list[Problem], list[Problem]]]:
     """Yield the problems whose plans are compared, the one that needs the least memory first, and those of the chains.
 

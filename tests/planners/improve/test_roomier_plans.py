@@ -41,11 +41,11 @@ def test_less_memory_is_not_searched_once_more_memory_is_too_slow():
     assert len(asked) == 1
 
 
-def test_a_serial_graph_is_searched_with_one_more_memory():
+def test_graphs_are_searched_with_less_and_less_memory():
     """With 3, 1.7 and 1.3 times the memory only, plans of gpt on 8 devices were up to 10 % slower than with 1.5 too."""
     parts = [Part(saved_bytes=400.0, devices=(at,)) for at in range(3)]
     assert _memories(make_plan(parts, chain(3))) == [1.7, 1.5, 1.3]
-    assert _memories(make_plan(parts, [(0, 2, 1.0), (1, 2, 1.0)])) == [1.7, 1.3]
+    assert _memories(make_plan(parts, [(0, 2, 1.0), (1, 2, 1.0)])) == [1.7, 1.5, 1.3]
 
 
 def _memories(plan: Plan) -> list[float]:
