@@ -216,17 +216,14 @@ class Cluster:
         return self.link(*self._slowest_pair(devices))
 
     def _slowest_pair(self, devices: tuple[int, ...]) -> tuple[int, int]:
-        if (known := self._rings.get(devices)) is None:
-            known = self._rings[devices] = self._find_slowest_pair(devices)
-        return known
-
-    def _find_slowest_pair(self, devices: tuple[int, ...]) -> tuple[int, int]:
         def speed(pair: tuple[int, int]) -> tuple[float, float]:
             link = self._link_between(*pair)
             return link.bandwidth_bytes_per_second, -link.latency_seconds
 
-        ring = zip(devices, devices[1:] + devices[:1], strict=True)
-        return min((pair for pair in ring if pair[0] != pair[1]), key=speed, default=(devices[0], devices[0]))
+        if devices not in self._rings:
+            ring = [pair for pair in zip(devices, devices[1:] + devices[:1], strict=True) if pair[0] != pair[1]]
+            self._rings[devices] = min(ring, key=speed, default=(devices[0], devices[0]))
+        return self._rings[devices]
 
     def ring_port(self, devices: tuple[int, ...]) -> str:
         """Return the level at which a collective over `devices` takes the ports of all of them: that of the slowest

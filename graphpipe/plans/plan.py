@@ -211,15 +211,11 @@ class Plan:
 
     def gather_seconds(self, stage: int) -> float:
         """Return the seconds in which replicas that shard the weights of a stage gather them before the first task."""
-        if self.stages[stage].state != "all":
-            return 0.0
-        return self._ring(stage).gather_seconds(self._gathered_bytes(stage))
+        return self._ring(stage).gather_seconds(count) if (count := self._gathered_bytes(stage)) else 0.0
 
     def gather_work_seconds(self, stage: int) -> float:
         """Return the seconds of work that the messages of this gather cost each replica, if devices handle messages."""
-        if self.stages[stage].state != "all":
-            return 0.0
-        return self._ring(stage).gather_work_seconds(self._gathered_bytes(stage))
+        return self._ring(stage).gather_work_seconds(count) if (count := self._gathered_bytes(stage)) else 0.0
 
     def _reduced_at_end(self, stage: int) -> float:
         here = self.stages[stage]
@@ -227,7 +223,7 @@ class Plan:
 
     def _gathered_bytes(self, stage: int) -> float:
         here, held = self.stages[stage], self.costs_of(stage).parameter_bytes
-        return held.weights(here.ops) - held.tied(here.ops)
+        return held.weights(here.ops) - held.tied(here.ops) if here.state == "all" else 0.0
 
     def optimizer_seconds(self, stage: int) -> float:
         """Return the seconds from summed gradients to new weights on every replica of a stage.
