@@ -8,6 +8,7 @@ torch's operators, whoever calls them. In double precision, what asks for single
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -42,12 +43,14 @@ class FixedDraws(DispatchMode):
         self, func: Operator, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run an operator."""
+        if not self._double and _is_plain(func):
+            return func(*args, **(kwargs or {}))
         named: dict[str, Any] = {**kwargs} if kwargs else {}
         if self._double:
             if named.get("dtype") in LOW:
                 named["dtype"] = torch.float64
             args = _promoted(func, args)
-        name = str(func).split(".")[1]  # of aten.bernoulli_.float
+        name = _name(func)
         if self._norms and name in _STATISTICS:
             return self._normed(name, func, [*args], named)
         if name in _ORDERS and _is_constant(args[0]):
@@ -74,6 +77,16 @@ class FixedDraws(DispatchMode):
         if args[at] is None:
             args[at], args[at + 1] = given.new_zeros(given.shape[1]), given.new_ones(given.shape[1])
         return func(*args, **named)
+
+
+def _name(func: Operator) -> str:
+    return str(func).split(".")[1]  # of aten.bernoulli_.float
+
+
+@cache
+def _is_plain(func: Operator) -> bool:
+    # Most operators neither draw, nor sort, nor use statistics of a batch. To find that out takes longer than to run one.
+    return not is_random(func) and _name(func) not in _STATISTICS | _ORDERS
 
 
 UNLIKELY = 0x3A7D15C9E2B4

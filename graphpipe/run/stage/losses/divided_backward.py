@@ -21,8 +21,8 @@ from graphpipe.run.stage.losses.parts_of_samples import (
     STAYS,
     Parts,
     Samples,
-    away,
     is_low,
+    left_over,
     results,
     tolerance,
 )
@@ -178,5 +178,5 @@ def _apart(
             allowed[name] = max(allowed.get(name, 0.0), tolerance(gradient))
             left = whole[name] if name in trained else whole[name][start : start + part.rows]
             left -= gradient
-    sizes = {name: away(left, torch.zeros_like(left)) for name, left in whole.items()}
+    sizes = {name: left_over(left) for name, left in whole.items()}
     return {name: size for name, size in sizes.items() if size > max(allowed[name], _CANCELLED * largest)}

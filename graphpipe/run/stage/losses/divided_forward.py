@@ -204,7 +204,7 @@ def _differences(program: ModuleStage, parts: Parts, loss_fn: Loss | None, *, do
 
 def _compared(parts: Parts, whole: Found, apart: Sequence[Found], loss_fn: Loss | None, *, named: bool) -> _Differences:
     sent = {name: torch.cat([each.sent[name] for each in apart]) for name in whole.sent}
-    sizes = {name: away(value, sent[name]) for name, value in whole.sent.items()}
+    sizes = {name: size for name, value in whole.sent.items() if (size := away(value, sent[name]))}
     output = not follows(whole.outputs, [each.outputs for each in apart], parts.whole.rows)
     return _Differences(
         sent={name: size for name, size in sizes.items() if size > tolerance(whole.sent[name])},

@@ -7,7 +7,7 @@ every pipeline, as the limits say. Of others, the user is told.
 from torch import Tensor
 
 from graphpipe.model.split.module_stage import ModuleStage
-from graphpipe.run.stage.losses.parts_of_samples import Samples, away, computed, results, tolerance
+from graphpipe.run.stage.losses.parts_of_samples import Samples, away, computed, is_rounding, results
 from graphpipe.run.stage.losses.undisturbed import as_before, undisturbed
 from graphpipe.run.stage.tensor_tree import leaves
 from graphpipe.user_frames import warn_user
@@ -59,7 +59,7 @@ def _values(program: ModuleStage, samples: Samples) -> list[Tensor]:
 
 
 def _differ(one: list[Tensor], other: list[Tensor]) -> bool:
-    return any(away(each, like) > tolerance(each) for each, like in zip(one, other, strict=True))
+    return any(not is_rounding(each, like) for each, like in zip(one, other, strict=True))
 
 
 def _listed(names: list[str]) -> str:

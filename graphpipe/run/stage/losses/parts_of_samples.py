@@ -154,6 +154,9 @@ def away(one: Tensor, other: Tensor) -> float:
         return 0.0
     if not (one.is_floating_point() or one.is_complex()):
         return float(torch.count_nonzero(one != other))
+    largest = (one - other).abs().max().item()
+    if math.isfinite(largest):
+        return largest
     same = (one == other) | ((one != one) & (other != other))
     return torch.where(same, 0, (one - other).abs()).nan_to_num(nan=math.inf, posinf=math.inf).max().item()
 
@@ -163,8 +166,22 @@ def tolerance(value: Tensor, share: float = _EXACT) -> float:
     if not value.is_floating_point() or not value.numel():
         return 0.0
     size = value.abs()
-    scale = torch.where(size.isfinite(), size, 0).max().item()
+    scale = size.max().item()
+    if not math.isfinite(scale):
+        scale = torch.where(size.isfinite(), size, 0).max().item()
     return scale * max(share, _ROUNDED * torch.finfo(value.dtype).eps if is_low(value) else 0.0)
+
+
+def left_over(value: Tensor) -> float:
+    """Return the largest element of what is left of a tensor, or infinity if one is not a number: `away` from zero."""
+    largest = value.abs().max().item() if value.numel() else 0.0
+    return largest if math.isfinite(largest) else math.inf
+
+
+def is_rounding(one: Tensor, other: Tensor) -> bool:
+    """Return whether the difference of two tensors may be rounding."""
+    size = away(one, other)
+    return not size or size <= tolerance(one)
 
 
 def follows(whole: Sequence[Tensor], parts: Sequence[Sequence[Tensor]], rows: int) -> bool:
@@ -213,6 +230,6 @@ def _another(samples: Tensor) -> Tensor:
 
 def _follows(whole: Tensor, parts: Sequence[Tensor], rows: int) -> bool:
     if not whole.dim() or len(whole) != rows:
-        return all(whole.shape == each.shape and away(whole, each) <= tolerance(whole) for each in parts)
+        return all(whole.shape == each.shape and is_rounding(whole, each) for each in parts)
     joined = len({each.shape[1:] for each in (whole, *parts)}) == 1
-    return joined and away(whole, torch.cat([*parts])) <= tolerance(whole)
+    return joined and is_rounding(whole, torch.cat([*parts]))
