@@ -17,7 +17,7 @@ import atexit
 import ctypes
 import fcntl
 import gc
-import json
+import marshal
 import multiprocessing
 import os
 import select
@@ -51,7 +51,7 @@ _GRAPHPIPE = (
 )
 SHARED = (
     *(f"graphpipe.{name}" for name in _GRAPHPIPE),
-    *("matplotlib.backends.backend_svg", "pydantic.dataclasses", "rich._emoji_codes"),
+    *("matplotlib.backends.backend_svg", "pydantic.dataclasses", "rich._emoji_codes", "peft"),
     *("torch.export._trace", "torch._dynamo.exc", "torch.fx.experimental.validator", "torch.profiler"),
     *("torch.distributed.fsdp", "torch.distributed.optim", "torch.distributed.pipelining"),
     *("scipy.optimize", "transformers.modeling_utils"),
@@ -155,7 +155,7 @@ def _attend(connection: socket.socket) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for each in (connection, ended, wake):
             each.close()
-        _end(partial(_become, files, **json.loads(text)))
+        _end(partial(_become, files, **marshal.loads(text)))
     for file in files:
         os.close(file)  # A reader of the command's output sees its end only after every copy is closed.
     status: int | None = None
