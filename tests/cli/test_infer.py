@@ -84,9 +84,8 @@ def test_the_answers_are_the_models_bitwise(run: Run, plan: str) -> None:
     assert not list(Path.cwd().glob("*.partial"))
 
 
-def test_a_killed_rank_is_named_and_the_rest_is_answered_once_on_the_others(
-    run: Run, plan: str, request: pytest.FixtureRequest
-) -> None:
+@pytest.mark.usefixtures("forked_ranks")
+def test_a_killed_rank_is_named_and_the_rest_is_answered_once_on_the_others(run: Run, plan: str) -> None:
     words = ("infer", plan, "--model", "mine.py:model", "--data", "mine.py:requests", "-o", "a.safetensors")
     start = time.monotonic()
     ran = run(*words, "--fault", "kill@rank1:step4")
@@ -96,7 +95,6 @@ def test_a_killed_rank_is_named_and_the_rest_is_answered_once_on_the_others(
     assert "stage 's1', step 4" in ran.err
     assert "SIGKILL" in ran.err
     assert not Path("a.safetensors").exists()
-    request.getfixturevalue("forked_ranks")  # nothing is killed from here on
     again = run(*words)
     assert again.code == 2
     assert "--resume answers the rest" in again.err

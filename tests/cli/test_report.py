@@ -129,6 +129,7 @@ def test_other_verbs_start_without_the_drawing_libraries() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_missing_library_is_named_with_the_remedy(plan_file: Path, tmp_path: Path) -> None:
     words = ["report", str(plan_file), "-o", str(tmp_path / "report.html")]
     without = "import sys; sys.modules['plotly'] = None; from graphpipe.cli.main import main; "

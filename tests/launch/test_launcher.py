@@ -57,6 +57,7 @@ def test_launched_ranks_compute_the_same_as_one_process(tmp_path: Path) -> None:
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys("01", expected)
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize(
     ("how", "message"),
     [
