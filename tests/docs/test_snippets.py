@@ -6,6 +6,7 @@ accept their arguments, and those of `text` blocks, which are synopses. `console
 prints, or what its own commands print, which follow a `$`. `mermaid` is a picture.
 """
 
+import ast
 import os
 import re
 import shlex
@@ -13,12 +14,14 @@ import signal
 import subprocess
 from collections.abc import Callable
 from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from docs_shell import prepare
 from forked_programs import ROOT
 
+import graphpipe
 from graphpipe.cli.main import make_parser
 
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -27,8 +30,9 @@ PAGES = sorted(page for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.m
 SLOW = {
     *("worked-example", "published-layout", "backends", "splits", "cluster", "tensor", "inference"),
     *("faults", "configuration", "loop", "memory", "balance", "watching", "asynchronous", "training", "own-model"),
+    *("data", "sharing", "report", "checks", "large-models", "export"),
 }
-"""Pages of seven processor seconds and more, whose commands have tests in their rooms too (`make test-slow`)."""
+"""Pages of two processor seconds and more, whose commands have tests in their rooms too (`make test-slow`)."""
 NOT_RUN = {"needs two hosts", "needs a GPU", "needs a container of NVIDIA", "needs SLURM", "makes its environment"}
 SECONDS = 400
 
@@ -145,6 +149,17 @@ def test_the_commands_of_a_slow_page_are_known(page: Path) -> None:
         if language in ("bash", "text"):
             lines = body.replace("\\\n", " ")
             check_commands("\n".join(re.findall(r"^(?:graphpipe|make) [^|>&;\n]*$", lines, re.MULTILINE)))
+        elif language == "python":
+            check_names(body)
+
+
+def check_names(body: str) -> None:
+    """Check that Python code can be compiled, and that GraphPipe has what it imports and what it takes from `gp`."""
+    for node in ast.walk(ast.parse(body)):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "graphpipe":
+            assert all(hasattr(import_module(node.module), each.name) for each in node.names), ast.unparse(node)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "gp":
+            assert hasattr(graphpipe, node.attr), ast.unparse(node)
 
 
 @pytest.mark.parametrize(
@@ -154,6 +169,12 @@ def test_the_commands_of_a_slow_page_are_known(page: Path) -> None:
 def test_the_check_finds_mistakes_in_commands_that_are_not_run(line: str) -> None:
     with pytest.raises((AssertionError, SystemExit)):
         check_commands(line)
+
+
+@pytest.mark.parametrize("line", ["gp.plam(graph)", "from graphpipe.errors import Infeasable", "gp.plan(("])
+def test_the_check_finds_mistakes_in_code_that_is_not_run(line: str) -> None:
+    with pytest.raises((AssertionError, SyntaxError)):
+        check_names(line)
 
 
 @pytest.mark.parametrize(
