@@ -155,7 +155,7 @@ def test_a_change_of_the_source_captures_again(change, folder, captures, monkeyp
     cached_capture(*load(folder, monkeypatch), folder / "cache")
     change(folder)
     module, inputs = load(folder, monkeypatch)
-    assert cached_capture(module, inputs, folder / "cache").graph == gp.capture(module, inputs)
+    assert cached_capture(module, inputs, folder / "cache").graph == captures[-1].graph
     assert len(captures) == len([*(folder / "cache" / "captures").iterdir()]) == 2
 
 
@@ -207,7 +207,7 @@ def test_a_change_of_data_that_the_source_reads_captures_again(field, folder, ca
         (folder / "data.json").write_text(__import__("json").dumps(data))
         module, inputs = load(folder, monkeypatch, "made.py:model")
         found = cached_capture(module, inputs, folder / "cache")
-        assert found.graph == gp.capture(module, inputs)
+        assert found.graph == captures[-1].graph
     assert len(captures) == (2 if field else 1)
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
-from torch._inductor.compile_fx import compile_fx_inner
 
 from graphpipe.model.backends.inductor import INDUCTOR
 from graphpipe.model.compiled.halved_backward import HalvedBackward
@@ -62,6 +61,8 @@ def test_what_the_compiler_cannot_do_runs_eagerly(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.skipif(bool(INDUCTOR.missing()), reason=INDUCTOR.missing() or "there is a compiler")
 def test_a_compiler_that_begins_again_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers of Qwen3-MoE ran eagerly: the compiler raises if it wants to trace a region again, with numbers fixed."""
+    from torch._inductor.compile_fx import compile_fx_inner  # seconds, which other workers of the tests need not spend
+
     layer, x, failed, times = nn.Linear(3, 3), torch.randn(2, 3), list[Exception](), list[int]()
 
     def first_again(*args: Any, **kwargs: Any) -> Any:
