@@ -328,7 +328,7 @@ def test_a_run_is_planned_around_a_slow_device(
         "plan.stages=stages.json",
         f"plan.costs={costs}",
         "train.checkpoint_every=5",
-        "train.steps=200",
+        "train.steps=80",
         "run.timeout_seconds=60",
         "--elastic",
         "--json",
@@ -344,7 +344,7 @@ def test_a_run_is_planned_around_a_slow_device(
     assert around["steps_lost"] == 0
     assert "node0/cpu-1" not in around["devices"]
     folder = Path(ran.json["directory"])
-    plans = [(Plan.load("plan.json"), around["step"]), (Plan.load(folder / "plan-2.json"), 200)]
+    plans = [(Plan.load("plan.json"), around["step"]), (Plan.load(folder / "plan-2.json"), 80)]
     expected = train_uninterrupted(TrainConfig.load(folder / "config.json"), tmp_path / "unbroken", plans)
     found = load_file(folder / "model.safetensors")
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())

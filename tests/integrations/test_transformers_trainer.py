@@ -29,14 +29,24 @@ JOBS: dict[str, dict[str, Any]] = {
     "llava": {"eval_strategy": "epoch", "max_steps": 2},
     "lora": {"eval_strategy": "epoch", "save_strategy": "epoch"},
 }
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] if name == "llava" else []) for name in JOBS]
+"""`make test` trains no LLaVA: CLIP has pictures too, and is trained below."""
 COMPARED = {"loss", "grad_norm", "learning_rate", "epoch", "eval_loss", "eval_total", "train_loss"}
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def jobs(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
+    """Return the trainings of the models that a selected test is about."""
+    calls = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
+    names = {"gpt2", "lora", *(call.params.get("name") for call in calls if call is not None)}
+    return {name: more for name, more in JOBS.items() if name in names}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory, jobs: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return what `Trainer` makes of every model in one process."""
     folder, results = tmp_path_factory.mktemp("plain"), {}
-    for name, more in JOBS.items():
+    for name, more in jobs.items():
         trained = trainer(name, folder / name, pipeline=False, **more)
         trained.train()
         results[name] = result_of(trained)
@@ -50,9 +60,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ranks(folder: Path) -> list[dict[str, Any]]:
+def ranks(folder: Path, jobs: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """Return what two ranks make of every model; they are started once."""
-    return values(run_ranks(train_on_ranks, 2, folder / "world", str(folder), JOBS, seconds=500))
+    return values(run_ranks(train_on_ranks, 2, folder / "world", str(folder), jobs, seconds=500))
 
 
 def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -67,7 +77,7 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
         torch.testing.assert_close(found["weights"][key], weight, rtol=1e-4, atol=2e-5, msg=key)
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", NAMES)
 def test_two_ranks_train_as_trainer_does(
     name: str, ranks: list[dict[str, Any]], plain: dict[str, dict[str, Any]]
 ) -> None:

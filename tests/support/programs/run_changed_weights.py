@@ -10,6 +10,7 @@ from shared_captures import shared_capture, shared_for
 from torch import Tensor, nn
 
 import graphpipe as gp
+from graphpipe.run.stage.losses.divided_forward import only_named
 
 LOSS = nn.functional.cross_entropy
 
@@ -105,7 +106,7 @@ def by_pipeline(kind: str, engine: str, name: str, gathered: bool) -> tuple[list
     model, losses = model_of(), []
     plan = plan_of(kind)
     options = gp.PipelineOptions(engine=engine, captured=shared_for(plan, model_of(), batches()[0][0]))
-    with gp.Pipeline(plan, model, LOSS, sgd, options=options) as pipe:
+    with only_named(), gp.Pipeline(plan, model, LOSS, sgd, options=options) as pipe:
         for number, (x, y) in enumerate(batches()):
             if number == 1:
                 if gathered:
