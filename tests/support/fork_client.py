@@ -4,7 +4,7 @@ Each of some thousand processes of the tests begins here, so this imports only m
 `socket`, `signal` and `json` would take longer than the interpreter itself.
 """
 
-import _signal as signal
+import _signal as signal  # pyright: ignore[reportMissingImports] # without type stubs
 import _socket as socket
 import marshal
 import os

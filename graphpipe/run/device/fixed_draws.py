@@ -85,7 +85,7 @@ def _name(func: Operator) -> str:
 
 @cache
 def _is_plain(func: Operator) -> bool:
-    # Most operators neither draw, nor sort, nor use statistics of a batch. To find that out takes longer than to run one.
+    # Most operators neither draw, nor sort, nor use statistics. To find that out takes longer than to run one.
     return not is_random(func) and _name(func) not in _STATISTICS | _ORDERS
 
 
