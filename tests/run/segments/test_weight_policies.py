@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from latin_square import latin_square
 from run_ranks import run_ranks, values
 from run_versions import CUTS, OPTIMIZERS, train_cases, train_reference, train_segments
 
@@ -20,28 +21,28 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
         assert torch.equal(found["weights"][name], weight), name
 
 
-@pytest.mark.parametrize("policy", STORED)
-@pytest.mark.parametrize("cut", [cut for cut in CUTS if cut != "chain"])
-def test_stored_versions_equal_the_reference(cut: str, policy: WeightPolicy) -> None:
-    for optimizer, schedule in (("sgd", "1f1b"), ("adamw", "zb-h1")):
-        found = train_segments(cut, policy, optimizer=optimizer, schedule=schedule)
-        assert_same(found, train_reference(cut, policy, optimizer))
+@pytest.mark.parametrize(
+    ("cut", "policy", "optimizer", "schedule"),
+    latin_square([cut for cut in CUTS if cut != "chain"], STORED, [("sgd", "1f1b"), ("adamw", "zb-h1")]),
+)
+def test_stored_versions_equal_the_reference(cut: str, policy: WeightPolicy, optimizer: str, schedule: str) -> None:
+    found = train_segments(cut, policy, optimizer=optimizer, schedule=schedule)
+    assert_same(found, train_reference(cut, policy, optimizer))
 
 
-@pytest.mark.parametrize("policy", STORED)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_every_optimizer_and_schedule_on_a_chain(policy: WeightPolicy, optimizer: str) -> None:
+@pytest.mark.parametrize(("policy", "optimizer", "schedule"), latin_square(STORED, OPTIMIZERS, ["1f1b", "zb-h1"]))
+def test_every_optimizer_and_schedule_on_a_chain(policy: WeightPolicy, optimizer: str, schedule: str) -> None:
     expected = train_reference("chain", policy, optimizer)
-    for schedule in ("1f1b", "zb-h1"):
-        assert_same(train_segments("chain", policy, optimizer=optimizer, schedule=schedule), expected)
+    assert_same(train_segments("chain", policy, optimizer=optimizer, schedule=schedule), expected)
 
 
-@pytest.mark.parametrize("predictor", PREDICTORS)
-@pytest.mark.parametrize("cut", ["chain", "diamond", "replicas"])
-def test_predictions_equal_the_reference(cut: str, predictor: Predictor) -> None:
-    for optimizer, schedule in (("sgd", "1f1b"), ("adam", "zb-h1"), ("adamw", "1f1b")):
-        found = train_segments(cut, "predict", predictor, optimizer=optimizer, schedule=schedule)
-        assert_same(found, train_reference(cut, "predict", optimizer, predictor))
+@pytest.mark.parametrize(
+    ("cut", "predictor", "optimizer", "schedule"),
+    latin_square(["chain", "diamond", "replicas"], PREDICTORS, [("sgd", "1f1b"), ("adam", "zb-h1"), ("adamw", "1f1b")]),
+)
+def test_predictions_equal_the_reference(cut: str, predictor: Predictor, optimizer: str, schedule: str) -> None:
+    found = train_segments(cut, "predict", predictor, optimizer=optimizer, schedule=schedule)
+    assert_same(found, train_reference(cut, "predict", optimizer, predictor))
 
 
 CASES: dict[int, list[tuple[str, WeightPolicy, Predictor, str, str]]] = {

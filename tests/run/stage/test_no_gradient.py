@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from latin_square import latin_square
 from torch import Tensor, nn
 
 import graphpipe as gp
@@ -60,8 +61,7 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("name", USES)
-@pytest.mark.parametrize("cut", [1, 2])
+@pytest.mark.parametrize(("name", "cut"), latin_square(USES, [1, 2]))
 def test_none_stays_none_over_a_cut(name: str, cut: int) -> None:
     assert distance(Two(USES[name]), [batch()] * 3, nn.functional.cross_entropy, optimizer=adamw, cut=cut) < 1e-12
 

@@ -8,6 +8,7 @@ from typing import Any, cast, final
 
 import pytest
 import torch
+from latin_square import latin_square
 from run_chain import INTERLEAVED, train_chain, train_mixed_in_bf16
 from run_ranks import run_ranks, values
 from torch import Tensor, nn
@@ -39,8 +40,9 @@ def keeping(cut: str, schedule: str) -> dict[str, Any]:
     return train_chain(CUTS[cut], schedule)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1", "zb-auto"])
-@pytest.mark.parametrize(("cut", "recompute", "offload"), MIXTURES)
+@pytest.mark.parametrize(
+    ("cut", "recompute", "offload", "schedule"), latin_square(MIXTURES, ["1f1b", "gpipe", "zb-h1", "zb-auto"])
+)
 def test_any_mixture_has_the_gradients_of_keeping(
     cut: str, recompute: dict[int, Recompute], offload: dict[int, tuple[str, ...]], schedule: str
 ) -> None:

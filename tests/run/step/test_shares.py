@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from latin_square import latin_square
 from run_models import BATCH, STAGES, fan_batch
 from run_ranks import run_ranks, values
 from run_shares import LOSSES, SAMPLES, evaluate_others, pipeline_of, share_of, step_with_others, train
@@ -29,8 +30,7 @@ def assert_alike(found: dict[str, Any], expected: dict[str, Any], within: tuple[
         torch.testing.assert_close(gradient, expected["gradients"][name], rtol=rtol, atol=atol, msg=name)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("cut", [cut for cut in STAGES if cut != "whole"])
+@pytest.mark.parametrize(("cut", "loss"), latin_square([cut for cut in STAGES if cut != "whole"], LOSSES))
 def test_one_rank_needs_everything(cut: str, loss: str) -> None:
     found, whole = train(cut, loss, True), train(cut, loss, False)
     assert_alike(found, whole, EXACT)

@@ -19,8 +19,8 @@ import torch.distributed as dist
 
 if __name__ == "__main__":
     support = Path(__file__).parents[1]
-    folders = ("", "models", "models/sharing", "models/splits", "front_ends", "ranks/memory", "accelerator", "../..")
-    sys.path[:0] = [str((support / folder).resolve()) for folder in folders]
+    folders = ("", "models", "models/sharing", "models/splits", "programs", "front_ends", "ranks/memory", "accelerator")
+    sys.path[:0] = [str((support / folder).resolve()) for folder in (*folders, "../..")]
 
 from forked_programs import forked_programs
 
