@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from latin_square import latin_square
 from torch import Tensor, nn
 
 import graphpipe as gp
@@ -47,8 +48,7 @@ def subject(branch: Branch, micro_batch: int) -> tuple[gp.Plan, nn.Module]:
     return cut_plan(graph, batch_size=12, micro_batch=micro_batch), model
 
 
-@pytest.mark.parametrize("micro_batch", [1, 2])
-@pytest.mark.parametrize("name", BRANCHES)
+@pytest.mark.parametrize(("name", "micro_batch"), latin_square(BRANCHES, [1, 2]))
 @pytest.mark.filterwarnings("ignore:.*mixes the samples")
 def test_a_branch_on_all_samples_is_found(name: str, micro_batch: int) -> None:
     plan, model = subject(BRANCHES[name], micro_batch)

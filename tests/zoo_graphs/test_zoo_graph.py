@@ -23,7 +23,9 @@ assert "torch" not in sys.modules
 """
 
 
-CHECKED = [name for name in NAMES if name.endswith("-small") or name in ("mmt", "gpt", "dlrm", "candle-uno")]
+LARGE = ("gpt", "dlrm", "candle-uno")
+CHECKED = [name for name in NAMES if name.endswith("-small") or name == "mmt"]
+CHECKED += [pytest.param(name, marks=pytest.mark.slow) for name in LARGE]
 """The other large ones have the code of their small ones, and all files are written together."""
 
 

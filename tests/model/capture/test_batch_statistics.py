@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from latin_square import latin_square
 from torch import Tensor, nn
 
 import graphpipe as gp
@@ -70,12 +71,12 @@ def batch() -> tuple[Tensor, Tensor]:
 
 @pytest.mark.timeout(60)
 @pytest.mark.filterwarnings("ignore:.*mixes the samples")
-@pytest.mark.parametrize("name", MIXES)
-def test_in_a_submodule(name: str) -> None:
+@pytest.mark.parametrize(("name", "cut"), latin_square(MIXES, [1, 2]))  # in the stage with the loss, or before it
+def test_in_a_submodule(name: str, cut: int) -> None:
     model, loss = inside(MIXES[name]), nn.functional.cross_entropy
     with pytest.warns(UserWarning, match=r"'1' mixes the samples of a batch \(\w+\).*whole_batch=\['1'\]"):
         gp.capture(model, batch()[0].float())
-    for cut in () if name in NORMED else (1, 2):  # the stage with the loss, or one before it
+    if name not in NORMED:
         with pytest.raises(gp.InvalidInput, match=r"the forward of '1' mixes .* and the loss depends on it"):
             distance(copy.deepcopy(model), [batch()], loss, cut=cut, micro_batch=4)
     assert distance(model, [batch()] * 2, loss, whole_batch=["1"]) < 1e-12

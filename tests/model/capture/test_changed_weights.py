@@ -62,7 +62,9 @@ def batches() -> list[tuple[Tensor, Tensor]]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("spelling", UPDATES)
+@pytest.mark.parametrize(
+    "spelling", [pytest.param(each, marks=[pytest.mark.slow] if at % 2 else []) for at, each in enumerate(UPDATES)]
+)  # that each is seen, the next test shows
 def test_in_the_model_itself_it_is_refused(spelling: str) -> None:
     with pytest.raises(InvalidInput, match=r"the model itself, (changes|replaces) .*name it in `whole_batch`"):
         gp.capture(InRoot(UPDATES[spelling]), batches()[0][0].float())

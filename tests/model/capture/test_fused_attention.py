@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from latin_square import latin_square
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -52,9 +53,11 @@ def graph_of(
     return capture(module.to(device), {"input": torch.rand(2, tokens, width)}, **options)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
-    ("kind", "options"), [(Attention, {}), (Attention, {"mask": True}), (Attention, {"causal": True}), (Encoder, {})]
+    ("kind", "options", "precision"),
+    latin_square(
+        [(Attention, {}), (Attention, {"mask": True}), (Attention, {"causal": True}), (Encoder, {})], ["fp32", "bf16"]
+    ),
 )
 def test_dropout_costs_no_more_than_the_kernel_without_it(
     kind: type[nn.Module], options: dict[str, Any], precision: str
