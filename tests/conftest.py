@@ -33,9 +33,10 @@ settings.register_profile("explore", deadline=None, print_blob=True)
 settings.register_profile("mutate", deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
 settings.load_profile("same")
 
-# Captures and measured costs of the tests stay apart from those of the person who runs them.
-CACHE = TemporaryDirectory(prefix="graphpipe-tests-")
-os.environ["XDG_CACHE_HOME"] = CACHE.name
+# Captures and measured costs of the tests stay apart from those of the person who runs them. Workers share one cache.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    CACHE = TemporaryDirectory(prefix="graphpipe-tests-")
+    os.environ["XDG_CACHE_HOME"] = CACHE.name
 
 TESTS = Path(__file__).parent
 LONGEST = (
