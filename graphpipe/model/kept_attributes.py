@@ -23,7 +23,7 @@ def attributes_kept(module: nn.Module) -> Generator[None]:
     A layer keeps angles for the next call, for example. The next call would find them, and run other operators.
     """
     parts = [part for part in module.modules() if not isinstance(part, torch.jit.ScriptModule)]
-    held = [(vars(part), _plain_attributes(part)) for part in parts]
+    held = [(vars(part), plain_attributes(part)) for part in parts]
     contents = [(value, value.copy()) for _, found in held for value in found.values() if type(value) in CONTAINERS]
     buffers = [(found := own_buffers(part), dict(found)) for part in parts]
     try:
@@ -61,5 +61,6 @@ def scripted_kept(module: nn.Module) -> Generator[None]:
                 setattr(part, name, value)
 
 
-def _plain_attributes(module: nn.Module) -> dict[str, Any]:
+def plain_attributes(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes of a module itself that not every module has."""
     return {name: value for name, value in vars(module).items() if name not in vars(_EMPTY)}

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import fx, nn
 
+from graphpipe.model.capture.module_graph.calls.observed_attributes import attributes_observed
 from graphpipe.model.capture.module_graph.module_graph import mode_dropout
 
 
@@ -14,15 +15,14 @@ from graphpipe.model.capture.module_graph.module_graph import mode_dropout
 def observed_modes(modules: Iterable[nn.Module]) -> Generator[set[nn.Module]]:
     """While inside, collect those of the modules whose `training` is read by code other than PyTorch's own."""
     reads: set[nn.Module] = set()
-    kinds = {module: type(module) for module in modules}
-    observed = {kind: _observed(kind, reads) for kind in set(kinds.values())}
-    for module, kind in kinds.items():
-        module.__class__ = observed[kind]
-    try:
+
+    def note(module: nn.Module, name: str) -> None:
+        reader = sys._getframe(2).f_globals.get("__name__", "")  # pyright: ignore[reportPrivateUsage]
+        if not reader.startswith("torch."):
+            reads.add(module)
+
+    with attributes_observed(dict.fromkeys(modules, ("training",)), note):
         yield reads
-    finally:
-        for module, kind in kinds.items():
-            module.__class__ = kind
 
 
 def follow_modes(graph: fx.Graph, owners: Collection[str]) -> None:
@@ -35,17 +35,3 @@ def follow_modes(graph: fx.Graph, owners: Collection[str]) -> None:
     for node in graph.nodes:
         if node.target is torch.ops.aten.dropout.default and node.meta["owner"] in owners:
             node.target, node.args = mode_dropout, node.args[:2]
-
-
-def _observed(kind: type[nn.Module], reads: set[nn.Module]) -> type[nn.Module]:
-    def read(module: nn.Module) -> bool:
-        reader = sys._getframe(1).f_globals.get("__name__", "")  # pyright: ignore[reportPrivateUsage]
-        if not reader.startswith("torch."):
-            reads.add(module)
-        return vars(module)["training"]
-
-    def write(module: nn.Module, training: bool) -> None:
-        vars(module)["training"] = training
-
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "training": property(read, write)}
-    return type(kind.__name__, (kind,), names)

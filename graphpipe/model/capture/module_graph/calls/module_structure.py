@@ -1,11 +1,11 @@
 """What two modules must have in common so that calls of equal arguments return tensors of equal shapes."""
 
-from collections.abc import Collection, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
 
 from torch import Tensor, nn
 
+from graphpipe.model.capture.module_graph.calls.observed_attributes import attributes_observed
 from graphpipe.model.recorders import is_recorder
 from graphpipe.model.torch_private import known_number
 
@@ -39,16 +39,15 @@ class Structures:
     @contextmanager
     def observed(self, path: str) -> Generator[None]:
         """While inside, see which numbers of layers a call of this submodule reads. `of` may change by this."""
-        held = [(each, type(each)) for each in self.root.get_submodule(path).modules() if _NUMBERS & vars(each).keys()]
+        names = {
+            module: found
+            for module in self.root.get_submodule(path).modules()
+            if type(module) not in self._numbered and (found := _NUMBERS & vars(module).keys())
+        }
+        kinds = {module: type(module) for module in names}
         reads: set[type[nn.Module]] = set()
-        for module, kind in held:
-            if kind not in self._numbered:
-                module.__class__ = _observed(kind, _NUMBERS & vars(module).keys(), reads)
-        try:
+        with attributes_observed(names, lambda module, name: reads.add(kinds[module])):
             yield
-        finally:
-            for module, kind in held:
-                module.__class__ = kind
         if reads:
             self._numbered |= reads
             self._found.clear()
@@ -73,20 +72,3 @@ def _value(value: object) -> object:
     if isinstance(value, Tensor):
         return value.shape, value.dtype, known_number(value)
     return id(value)
-
-
-def _observed(kind: type[nn.Module], numbers: Collection[str], reads: set[type[nn.Module]]) -> type[nn.Module]:
-    # A subclass that notes when one of the numbers is read.
-    names: dict[str, Any] = {name: _number(name, kind, reads) for name in numbers}
-    return type(kind.__name__, (kind,), {"__module__": kind.__module__, "__qualname__": kind.__qualname__, **names})
-
-
-def _number(name: str, kind: type[nn.Module], reads: set[type[nn.Module]]) -> property:
-    def read(module: nn.Module) -> object:
-        reads.add(kind)
-        return vars(module)[name]
-
-    def write(module: nn.Module, value: object) -> None:
-        vars(module)[name] = value
-
-    return property(read, write)

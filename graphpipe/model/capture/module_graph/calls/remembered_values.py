@@ -3,14 +3,14 @@
 torch.export undoes what a forward does to attributes, so that a trace has what the first call computed.
 """
 
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from torch import Tensor, nn
 
+from graphpipe.model.capture.module_graph.calls.observed_attributes import attributes_observed
 from graphpipe.model.hidden.attribute_uses import attribute_uses
-from graphpipe.model.kept_attributes import CONTAINERS, attributes_kept
+from graphpipe.model.kept_attributes import CONTAINERS, attributes_kept, plain_attributes
 from graphpipe.user_frames import warn_user
 
 
@@ -27,11 +27,17 @@ def warn_of_remembered(root: nn.Module, followed: Mapping[nn.Module, str], call:
     names = {module: found for module in followed if (found := _candidates(module))}
     if not names:
         return
+    read, stored = set[tuple[nn.Module, str]](), set[tuple[nn.Module, str]]()
+
+    def note_read(module: nn.Module, name: str) -> None:
+        if (module, name) not in stored:
+            read.add((module, name))
+
     with attributes_kept(root):
         try:
             call()
             before = {module: _contents(module, names[module]) for module in names}
-            with _read_first(names) as read:
+            with attributes_observed(names, note_read, lambda module, name: stored.add((module, name))):
                 call()
         except Exception:  # What does not run on fake tensors outside of a trace is left to `gp.check`.
             return
@@ -56,7 +62,7 @@ def _candidates(module: nn.Module) -> frozenset[str]:
     uses = attribute_uses(type(module))
     return frozenset(
         name
-        for name, value in vars(module).items()
+        for name, value in plain_attributes(module).items()
         if name in uses.read
         and (isinstance(value, CONTAINERS) or (name in uses.stored and (value is None or isinstance(value, Tensor))))
     )
@@ -75,34 +81,3 @@ def _parts(value: object) -> tuple[object, ...]:
 
 def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
     return len(one) == len(other) and all(first is second for first, second in zip(one, other, strict=True))
-
-
-@contextmanager
-def _read_first(names: Mapping[nn.Module, frozenset[str]]) -> Generator[set[tuple[nn.Module, str]]]:
-    """While inside, collect the attributes that are read before they are set."""
-    read, written = set[tuple[nn.Module, str]](), set[tuple[nn.Module, str]]()
-    kinds = {module: type(module) for module in names}
-    for module, kind in kinds.items():
-        module.__class__ = _observed(kind, names[module], read, written)
-    try:
-        yield read
-    finally:
-        for module, kind in kinds.items():
-            module.__class__ = kind
-
-
-def _observed(
-    kind: type[nn.Module], names: frozenset[str], read: set[tuple[nn.Module, str]], written: set[tuple[nn.Module, str]]
-) -> type[nn.Module]:
-    def get(module: Any, name: str) -> Any:
-        if name in names and (module, name) not in written:
-            read.add((module, name))
-        return kind.__getattribute__(module, name)
-
-    def put(module: Any, name: str, value: Any) -> None:
-        if name in names:
-            written.add((module, name))
-        kind.__setattr__(module, name, value)
-
-    about = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    return type(kind.__name__, (kind,), about | {"__getattribute__": get, "__setattr__": put})
