@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from graphpipe.graph import Origin
 from graphpipe.model.capture.capture import Captured
-from graphpipe.model.capture.module_graph.exported_graph import takes_names
+from graphpipe.model.capture.module_graph.exported_graph import call_arguments
 from graphpipe.model.capture.module_graph.input_forms import taking
 from graphpipe.model.inputs import with_containers
 from graphpipe.plans import Plan
@@ -82,7 +82,8 @@ class CheckSubject:
             call = model
         call = partial(call, **dict(origin.arguments))
         given = with_containers(layout, self.inputs)
-        output = call(**given) if takes_names(model, [*given]) else call(*given.values())
+        args, kwargs = call_arguments(model, given)
+        output = call(*args, **kwargs)
         if not origin.outputs:
             return output
         return {name: output[name] if isinstance(output, Mapping) else getattr(output, name) for name in origin.outputs}

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -107,8 +108,7 @@ def _export(fake: nn.Module, inputs: Mapping[str, Tensor]) -> ExportedProgram:
     shapes, batch = ShapesCollection(), Dim("batch", min=2, max=_MOST)
     for tensor in inputs.values():
         shapes[tensor] = {0: batch}
-    named = takes_names(fake, list(inputs))
-    args, kwargs = ((), dict(inputs)) if named else (tuple(inputs.values()), {})
+    args, kwargs = call_arguments(fake, inputs)
     with _declaring(fake, kwargs):
         dynamic = shapes.dynamic_shapes(fake, args, kwargs)
         return torch.export.export(
@@ -142,6 +142,11 @@ def _declaring(module: nn.Module, names: Collection[str]) -> Generator[None]:
         del module.forward
         if own:
             module.forward = forward
+
+
+def call_arguments(module: nn.Module, given: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments in order, and those by name, with which a forward gets its inputs."""
+    return ((), {**given}) if takes_names(module, [*given]) else ((*given.values(),), {})
 
 
 def takes_names(module: nn.Module, names: Sequence[str]) -> bool:

@@ -14,7 +14,12 @@ from graphpipe.model.capture.module_graph.calls.remembered_values import warn_of
 from graphpipe.model.capture.module_graph.calls.static_runs import StaticRuns
 from graphpipe.model.capture.module_graph.compare_modes import difference, evaluation_output, writes, writes_unseen
 from graphpipe.model.capture.module_graph.declared_graph import declared_graph
-from graphpipe.model.capture.module_graph.exported_graph import WriteIntoViews, exported_graph, takes_names
+from graphpipe.model.capture.module_graph.exported_graph import (
+    WriteIntoViews,
+    call_arguments,
+    exported_graph,
+    takes_names,
+)
 from graphpipe.model.capture.module_graph.failures import (
     CannotExpress,
     ExportFailed,
@@ -128,13 +133,13 @@ def _by_export(
     while True:
         paths = opaque_modules(fake, [*origin.split, *(path for path in recorded if path not in opaque)], opaque)
         _check_recorded(paths, recorded)
+        followed = followed_modules(fake, paths)
         try:
-            with observed_modes(followed_modules(fake, paths)) as reads:
+            with observed_modes(followed) as reads:
                 loops = SampleLoops(_samples(examples))
                 found = exported_graph(
                     fake, paths, examples, runs, loops, origin.outputs, blocks=small_blocks(fake, origin.split)
                 )
-            followed = followed_modules(fake, paths)
             warn_of_counters(followed)
             warn_of_remembered(fake, followed, partial(_call, fake, examples, mode))
             owners = {path for path, module in fake.named_modules() if module in reads}
@@ -166,8 +171,9 @@ def _by_export(
 
 
 def _call(fake: nn.Module, examples: Mapping[str, Tensor], mode: AbstractContextManager[object]) -> object:
+    args, kwargs = call_arguments(fake, examples)
     with mode:
-        return fake(**examples) if takes_names(fake, list(examples)) else fake(*examples.values())
+        return fake(*args, **kwargs)
 
 
 def _around(path: str, opaque: Collection[str], origin: Origin) -> str:
