@@ -13,6 +13,7 @@ from graphpipe.zoo_graphs import find_zoo_graph
 
 if TYPE_CHECKING:
     from graphpipe.model.capture.capture import Captured
+    from graphpipe.training.task.user_function import UserModel
 
 MODEL_HELP = (
     "a zoo name (such as mmt or gpt; mmt-small and so on for a laptop), "
@@ -79,20 +80,10 @@ def read_model_argument(
         graph = replace(in_zoo.graph, origin=replace(in_zoo.graph.origin, precision=precision))
         return ModelArgument(graph=graph, backward=in_zoo.backward)
     with waiting(f"capturing {word}"):
-        from graphpipe.model.capture_cache.capture_cache import cached_capture
         from graphpipe.training.task.user_function import find_model
 
         model = find_model(word)
-        inputs, names = model.example_inputs, listed(look_into)
-        captured = cached_capture(
-            model.module,
-            inputs,
-            cache,
-            split=names,
-            precision=precision,
-            graph=model.graph,
-            fused_attention=fused_attention,
-        )
+        captured = captured_model(model, cache, look_into, precision, fused_attention=fused_attention)
         if shares:
             from graphpipe.model.shards.with_shards import captured_with_shards
 
@@ -100,3 +91,31 @@ def read_model_argument(
                 captured, model.module, sequence_parallel=sequence, loss_fn=model.loss_fn, measured=measured
             )
     return ModelArgument(graph=captured.graph, module=model.module, captured=captured)
+
+
+def captured_model(
+    model: "UserModel", cache: Path | None, look_into: str, precision: Precision, *, fused_attention: bool
+) -> "Captured":
+    """Return the capture of a model.
+
+    Args:
+        model: of the user, or of the zoo.
+        cache: folder of captures; None keeps nothing.
+        look_into: names of submodules, with commas in between, whose children become operators.
+        precision: of its training.
+        fused_attention: whether attention runs in fused kernels.
+
+    Raises:
+        InvalidInput: it cannot be captured.
+    """
+    from graphpipe.model.capture_cache.capture_cache import cached_capture
+
+    return cached_capture(
+        model.module,
+        model.example_inputs,
+        cache,
+        split=listed(look_into),
+        precision=precision,
+        graph=model.graph,
+        fused_attention=fused_attention,
+    )

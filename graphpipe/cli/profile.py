@@ -4,11 +4,9 @@ import argparse
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from graphpipe.cli.arguments import Subparsers, add_precision, add_verb
-from graphpipe.cli.model_argument import MODEL_HELP, listed
+from graphpipe.cli.model_argument import MODEL_HELP, captured_model
 from graphpipe.cli.output import Output
 from graphpipe.cli.profile_links import run_links
 from graphpipe.cli.setting_options import add_settings
@@ -19,10 +17,6 @@ from graphpipe.files.cache_folder import cache_folder
 from graphpipe.planning.settings import PlanSection
 from graphpipe.units import format_seconds
 from graphpipe.waiting import waiting
-
-if TYPE_CHECKING:
-    from graphpipe.model.capture.capture import Captured
-    from graphpipe.training.task.user_function import UserModel
 
 EXAMPLE = """\
 graphpipe profile two-tower-small --cluster local:2 -o costs.json
@@ -79,7 +73,12 @@ def run(args: argparse.Namespace) -> int:
         from graphpipe.training.task.user_function import find_model
 
         model, cache = find_model(args.model), cache_folder() if args.cache else None
-        captured = _captured(model, args, cluster, cache, shared={*tensor} != {1})
+        fused = not cluster.on_processors
+        captured = captured_model(model, cache, args.look_into, args.precision, fused_attention=fused)
+        if {*tensor} != {1}:
+            from graphpipe.model.shards.with_shards import captured_with_shards
+
+            captured = captured_with_shards(captured, model.module)
     start, before = time.perf_counter(), device_frequency(cluster)
     costs = profile(
         model.module,
@@ -96,24 +95,6 @@ def run(args: argparse.Namespace) -> int:
         costs.save(args.output)
     _show(output, costs, samples, seconds, (before, after))
     return 0
-
-
-def _captured(
-    model: "UserModel", args: argparse.Namespace, cluster: Cluster, cache: Path | None, *, shared: bool
-) -> "Captured":
-    from graphpipe.model.capture_cache.capture_cache import cached_capture
-    from graphpipe.model.shards.with_shards import captured_with_shards
-
-    captured = cached_capture(
-        model.module,
-        model.example_inputs,
-        cache,
-        split=listed(args.look_into),
-        precision=args.precision,
-        graph=model.graph,
-        fused_attention=not cluster.on_processors,
-    )
-    return captured_with_shards(captured, model.module) if shared else captured
 
 
 def _show(
