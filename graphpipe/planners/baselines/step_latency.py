@@ -69,8 +69,6 @@ class StepLatency:
     micro_batches: int
     memory: bool
     """Whether stages must fit, assuming as many stages after them as there are devices left."""
-    ranges: int = RANGES
-    """Most ranges of limits to examine."""
     most_seconds: float = np.inf
     """The most seconds of a step: longer ones are not wanted."""
 
@@ -89,7 +87,7 @@ class StepLatency:
             return []
         low = (self._least_block(), 0.0)
         heap = [(_LimitRange(self._bound(low, best), 0, low, high), best)]
-        for number in range(1, self.ranges + 1):
+        for number in range(1, RANGES + 1):
             limits, sequence = heappop(heap)
             shortest = min(self._seconds(best), self.most_seconds)
             if limits.bound >= shortest * (1 - _TOLERANCE):

@@ -154,8 +154,7 @@ def away(one: Tensor, other: Tensor) -> float:
         return 0.0
     if not (one.is_floating_point() or one.is_complex()):
         return float(torch.count_nonzero(one != other))
-    largest = (one - other).abs().max().item()
-    if math.isfinite(largest):
+    if (largest := left_over(one - other)) < math.inf:
         return largest
     same = (one == other) | ((one != one) & (other != other))
     return torch.where(same, 0, (one - other).abs()).nan_to_num(nan=math.inf, posinf=math.inf).max().item()
