@@ -174,13 +174,10 @@ class PartialSchedule:
                 if arrival > arrived[number]:
                     arrived[number] = arrival
             channels[channel] = arrival
-            # As `expect_forward` and `expect_backward` do it, without a call for each message.
             if forward:
-                at = progress.forwards
-                progress.forward_at = inf if missing[at] else arrived[at]
+                progress.expect_forward()
             else:
-                at = progress.backwards
-                progress.backward_at = inf if at >= progress.forwards or missing[at] else arrived[at]
+                progress.expect_backward()
         return mail.receivers
 
     @property
