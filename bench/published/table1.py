@@ -3,8 +3,8 @@
 Seconds are processor time of the process, without capture and imports: the median of three searches, or one search if
 it takes over ten seconds. Planners differ in what they search. `graphpipe` searches graphs, micro-batches and
 degrees, and ranks plans by simulated step time. The baselines solve their published recurrence for every micro-batch
-size. `graphpipe` is the default planner, which also searches schedules; `1f1b` and `published` (objective and
-schedule of the paper) do not. table1-profile.md shows where each of them spends its time.
+size. `graphpipe` is the default planner with one stage per device, which also searches schedules; `1f1b` and
+`published` (objective and schedule of the paper) do not. table1-profile.md shows where each of them spends its time.
 """
 
 import statistics
