@@ -97,6 +97,16 @@ def test_batch_norm_is_compared_without_its_statistics() -> None:
     assert "batch norm used the statistics that it holds" in found.notes[0]
 
 
+def test_batch_norm_of_micro_batches_of_one_sample_is_compared_without_its_statistics() -> None:
+    # ResNets whose replicas had one sample each were refused: it was taken for instance norm, which is exact.
+    norms = nn.BatchNorm1d(4), nn.InstanceNorm1d(4), nn.InstanceNorm1d(4, affine=True, track_running_stats=True)
+    layers = nn.Unflatten(1, (4, 1)), nn.Conv1d(4, 4, 2, padding=1), *norms, nn.Flatten()
+    model = nn.Sequential(nn.Linear(4, 4), *layers, nn.Linear(8, 3))
+    found = checked(model, cut_everywhere(model, samples()[0], micro_batch=1))
+    assert found.equal, str(found)
+    assert "batch norm used the statistics that it holds" in found.notes[0]
+
+
 class Last4(nn.Linear):
     def __init__(self) -> None:
         super().__init__(4, 3)

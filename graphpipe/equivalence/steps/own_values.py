@@ -1,5 +1,6 @@
 """A model with values of its own for one step: what the step changes in it is undone afterwards."""
 
+import operator
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -65,6 +66,11 @@ def _restore(now: dict[str, Any], before: dict[str, tuple[Any, dict[Any, Any] | 
         del now[name]
     for name, (value, entries) in before.items():
         now[name] = value
-        if entries is not None:
+        if entries is not None and not _same_entries(value, entries):
             value.clear()
             value.update(entries)
+
+
+def _same_entries(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
+    # Libraries have dictionaries that refuse to be changed, such as diffusers' configurations. These never differ.
+    return len(now) == len(before) and all(map(operator.is_, now.values(), before.values())) and list(now) == [*before]

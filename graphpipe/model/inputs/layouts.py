@@ -293,5 +293,8 @@ def _check_samples(named: Mapping[str, Tensor]) -> None:
     if any(length != first for length in lengths.values()):
         counts = ", ".join(f"'{name}' has {length}" for name, length in lengths.items())
         what = f"inputs differ in their number of samples (first dimension): {counts}"
-        remedy = "Every input needs one row for each sample. Compute beforehand what depends on other inputs."
+        remedy = (
+            "Every input needs one row for each sample. A tensor that all samples share, such as a mask or positions, "
+            "belongs into a buffer of a module around the model. Compute beforehand what depends on other inputs."
+        )
         raise InvalidInput(what, remedy=remedy)
