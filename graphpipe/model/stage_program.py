@@ -67,7 +67,7 @@ class StageProgram(Protocol):
 
     @property
     def buffer_names(self) -> Mapping[str, str]:
-        """Names in the user's model, by name in `module.named_buffers()`."""
+        """Names in the user's model, by name in `module.named_buffers()`; not of those that a forward makes later."""
         ...
 
     def __call__(self, values: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], object]:

@@ -107,6 +107,23 @@ def test_batch_norm_of_micro_batches_of_one_sample_is_compared_without_its_stati
     assert "batch norm used the statistics that it holds" in found.notes[0]
 
 
+def test_a_buffer_that_the_forward_makes_is_compared_by_its_name() -> None:
+    # x-transformers' ALiBi keeps its table so. The check ended with a KeyError.
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", None, persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.table is None:
+                self.register_buffer("table", torch.arange(4.0) + 0 * x.mean(), persistent=False)
+            return x + self.table
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(Table(), nn.Tanh()), nn.Linear(4, 3))
+    found = checked(model, cut_everywhere(model, samples()[0]))
+    assert found.equal, str(found)
+
+
 class Last4(nn.Linear):
     def __init__(self) -> None:
         super().__init__(4, 3)

@@ -83,10 +83,11 @@ def cut_step(subject: CheckSubject, plan: Plan) -> StepRecord:
             loss = pipe.step(*mini_batch)
             seconds = time.perf_counter() - start
             gradients, others = pipe.gradients(), _others(held, model, given.loss_fn)
+        paths = {id(module): path for path, module in model.named_modules()}
         state = [
             (
                 {each.parameter_names[name]: value for name, value in changed(old[0], _named(each, 0)).items()},
-                {each.buffer_names[name]: value for name, value in changed(old[1], _named(each, 1)).items()},
+                {_buffer(each, name, paths): value for name, value in changed(old[1], _named(each, 1)).items()},
             )
             for each, old in zip(programs, before, strict=True)
         ]
@@ -106,6 +107,14 @@ def cut_step(subject: CheckSubject, plan: Plan) -> StepRecord:
 def _named(program: ModuleStage, kind: int) -> dict[str, Tensor]:
     module = program.module
     return dict(module.named_buffers() if kind else module.named_parameters())
+
+
+def _buffer(program: ModuleStage, name: str, paths: Mapping[int, str]) -> str:
+    # The name in the model, also of a buffer that the forward has made: a table for the next calls.
+    if name in program.buffer_names:
+        return program.buffer_names[name]
+    holder, _, own = name.rpartition(".")
+    return f"{paths.get(id(program.module.get_submodule(holder)), holder)}.{own}"
 
 
 def _counting_nothing(plan: Plan) -> Plan:

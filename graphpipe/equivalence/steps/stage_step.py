@@ -84,7 +84,7 @@ def stage_step(stage: StageSubject, *, divided: bool) -> StepRecord:
         module, names = program.module, (program.parameter_names, program.buffer_names)
         now = dict[str, Tensor](module.named_parameters()), dict[str, Tensor](module.named_buffers())
         parameters, buffers = (
-            {named[name]: value for name, value in changed(old, new).items()}
+            {named.get(name, name): value for name, value in changed(old, new).items()}
             for named, new, old in zip(names, now, before, strict=True)
         )
         return StepRecord(

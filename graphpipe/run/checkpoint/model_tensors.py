@@ -130,8 +130,8 @@ def _of_stage(program: StageProgram, persistent: Named | None) -> Named:
     kept = program.module.state_dict(keep_vars=True)
     names: Named = {program.parameter_names[local]: parameter for local, parameter in program.module.named_parameters()}
     for local, buffer in program.module.named_buffers():
-        name = program.buffer_names[local]
-        if name in persistent if persistent is not None else local in kept:
+        name = program.buffer_names.get(local)  # None: the forward has made it, and makes it again
+        if name is not None and (name in persistent if persistent is not None else local in kept):
             names[name] = buffer
     return names
 

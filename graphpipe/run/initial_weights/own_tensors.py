@@ -82,7 +82,8 @@ def stage_tensors(program: StageProgram) -> Iterator[tuple[str, Tensor]]:
     for local, parameter in program.module.named_parameters():
         yield program.parameter_names[local], parameter
     for local, buffer in program.module.named_buffers():
-        yield program.buffer_names[local], buffer
+        if local in program.buffer_names:
+            yield program.buffer_names[local], buffer
 
 
 def saved_ids(model: nn.Module) -> set[int]:
