@@ -1,6 +1,6 @@
 """Trees of tensors: a tensor, or nested tuples, lists and dicts of tensors, as models return and losses take.
 
-Containers that are registered with PyTorch (`torch.export.register_dataclass`) are also part of a tree.
+Containers that are registered with PyTorch, as a capture does with dataclasses, are also part of a tree.
 """
 
 from collections.abc import Callable, Iterable, Mapping

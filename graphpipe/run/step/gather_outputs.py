@@ -62,8 +62,7 @@ def _check(described: Sequence[Any]) -> None:
         raise InvalidInput(
             f"the model returns a {names[0]}, whose tensors cannot be put together",
             where="evaluate",
-            remedy="Return tensors, tuples, lists or dicts; a dataclass after "
-            f"torch.export.register_dataclass({names[0]}), before the model is captured.",
+            remedy="Return tensors, tuples, lists, dicts or a dataclass.",
         )
 
 

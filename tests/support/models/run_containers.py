@@ -17,17 +17,17 @@ BATCH = 8
 
 @dataclass
 class Pair:
-    """A dataclass that is registered with PyTorch."""
+    """A dataclass that only a capture registers with PyTorch."""
 
     left: Tensor
     right: Tensor
 
 
-@dataclass
 class Unknown:
-    """A dataclass that is not registered."""
+    """An object that PyTorch cannot look into."""
 
-    logits: Tensor
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
 
 
 class Both(nn.Module):
@@ -53,7 +53,7 @@ class Head(nn.Module):
 
 
 class Last(nn.Module):
-    """Returns a dataclass that is not registered."""
+    """Returns an object that PyTorch cannot look into."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,9 +72,6 @@ class Chain(nn.Module):
 
     def forward(self, x: Tensor) -> Pair:
         return self.head(self.both(self.stem(x)))
-
-
-torch.export.register_dataclass(Pair)
 
 
 def declared(head: type[nn.Module] = Head) -> DagModule:
@@ -127,7 +124,7 @@ def trained(kind: str) -> dict[str, Any]:
 
 
 def refused() -> str:
-    """Evaluate a model that returns an unregistered dataclass, and return the error."""
+    """Evaluate a model that returns an object that PyTorch cannot look into, and return the error."""
     model = declared(Last)
     try:
         with Pipeline(plan(model, "declared"), model, lambda output, _: output.logits.mean()) as pipeline:

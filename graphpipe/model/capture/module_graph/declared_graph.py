@@ -10,6 +10,7 @@ from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
 from graphpipe.model.capture.module_graph.rebuild_containers import rebuild_containers
 from graphpipe.model.dag_module import DagModule
 from graphpipe.model.hidden.real_call import call_anyway
+from graphpipe.model.hidden.result_types import register_dataclasses
 from graphpipe.model.torch_private import flatten, leaf, unflatten
 
 
@@ -32,6 +33,7 @@ def declared_graph(fake: DagModule, inputs: Mapping[str, Tensor]) -> ModuleGraph
         before = WeightsBefore(module.named_parameters)
         with Writes() as writes:
             values[name] = call_anyway(module, [values[other] for other in names], {})
+        register_dataclasses(values[name])
         if changed := before.changed(writes.wrote_into):
             call.meta["changes"] = tuple(f"{name}.{each}" for each in changed)
         nodes[name] = _unpack(graph, call, values[name])

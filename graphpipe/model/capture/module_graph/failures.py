@@ -66,6 +66,12 @@ def why_untraced(error: Exception) -> str:
     return f"it {_DIFFERENTIATES}" if _CALL in str(error) else describe_error(error)
 
 
+def returned_type(error: Exception) -> str:
+    """Return the name of the type that a model returned and that PyTorch cannot look into; else nothing."""
+    found = _UNKNOWN_TYPE.search(str(error))
+    return found[1].rpartition(".")[2] if found else ""
+
+
 def _first_argument(frame: FrameType) -> object:
     names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
     return frame.f_locals.get(names[0]) if names else None
@@ -91,8 +97,7 @@ def cannot_trace(module: nn.Module, error: Exception) -> InvalidInput:
             where="capture",
             remedy="Use torch.where instead of `if`, and tensors instead of .item(), int() and .numpy().",
         )
-    if found := _UNKNOWN_TYPE.search(str(error)):
-        name = found[1].rpartition(".")[2]
+    if name := returned_type(error):
         if name in (OneSample.__name__, OnePart.__name__):
             return InvalidInput(
                 f"{what}: it returns a list with an entry for each sample, whose number is not known before it runs",
@@ -102,7 +107,7 @@ def cannot_trace(module: nn.Module, error: Exception) -> InvalidInput:
         return InvalidInput(
             f"{what}: it returns a {name}, a type that PyTorch cannot look into",
             where="capture",
-            remedy=f"Return tensors, tuples, lists, dicts; a dataclass after torch.export.register_dataclass({name}).",
+            remedy="Return tensors, tuples, lists, dicts or a dataclass.",
         )
     if _FIXED in str(error):
         return InvalidInput(

@@ -26,6 +26,7 @@ from graphpipe.model.capture.module_graph.failures import (
     cannot_express,
     cannot_trace,
     failing_submodule,
+    returned_type,
     why_untraced,
 )
 from graphpipe.model.capture.module_graph.input_forms import taking
@@ -34,6 +35,7 @@ from graphpipe.model.capture.module_graph.module_graph import TRAINING, ModuleGr
 from graphpipe.model.capture.module_graph.opaque_modules import EVERY, followed_modules, opaque_modules, small_blocks
 from graphpipe.model.dag_module import DagModule
 from graphpipe.model.fake_copy import fake_copy
+from graphpipe.model.hidden.result_types import register_dataclasses
 from graphpipe.model.inputs import blank, taking_tensors
 from graphpipe.model.quiet import quiet_export
 from graphpipe.model.recorded_parts import recorded_parts
@@ -156,12 +158,14 @@ def _by_export(
                 runs.hidden |= inside
                 continue
             path = _around(fault.path, opaque, origin)
-            if not path or path in (*origin.split, *origin.opaque):
+            if not path or path in (*origin.split, *origin.opaque) or _only_lists(fake, path, origin.opaque):
                 raise cannot_express(fake, fault) from fault
             opaque += _alike(fake, path) if EVERY in origin.split else [path]
         except InvalidInput:
             raise
         except Exception as error:
+            if returned_type(error) and register_dataclasses(_call(fake, examples, mode)):
+                continue
             found = failing_submodule(error, fake, paths)
             if not found or found in origin.split:
                 raise cannot_trace(fake, error) from ExportFailed(str(error))
@@ -181,6 +185,13 @@ def _around(path: str, opaque: Collection[str], origin: Origin) -> str:
     while path in opaque and path not in origin.opaque:
         path = path.rpartition(".")[0]
     return path
+
+
+def _only_lists(fake: nn.Module, path: str, whole: Collection[str]) -> bool:
+    # A list of modules is never called: those in it would be followed, although the user wants them whole.
+    return isinstance(fake.get_submodule(path), nn.ModuleList | nn.ModuleDict) and any(
+        _inside(each, path) for each in whole
+    )
 
 
 def _alike(fake: nn.Module, path: str) -> list[str]:

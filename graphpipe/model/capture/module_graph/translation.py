@@ -2,7 +2,6 @@
 
 import operator
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -294,11 +293,7 @@ class Translation:
         leaves = list(call.constants)
         for value in leaves:
             if not isinstance(value, _PLAIN):
-                name = type(value).__name__
-                known = f"(after torch.export.register_dataclass({name}) PyTorch can look into it)" * is_dataclass(
-                    value
-                )
-                raise CannotExpress(call.path.rpartition(".")[0], f"passes a {name} to {call.path} {known}".rstrip())
+                raise CannotExpress(call.path.rpartition(".")[0], f"passes a {type(value).__name__} to {call.path}")
         slots = [*call.tensor_slots, *call.size_slots, *call.truth_slots]
         for slot, value in zip(slots, [*tensors, *sizes], strict=True):
             leaves[slot] = value

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from graphpipe.model.capture.module_graph.calls.call_outcome import SAMPLES, CallOutcome, Form
 from graphpipe.model.capture.module_graph.calls.static_runs import StaticRuns
 from graphpipe.model.capture.module_graph.failures import CannotExpress
+from graphpipe.model.hidden.result_types import hides_tensors, register_dataclasses
 from graphpipe.model.hidden.watched_tensors import tell_call, using_tensors
 from graphpipe.model.recorders import apart, recorders
 from graphpipe.model.torch_private import (
@@ -96,6 +97,7 @@ def recording(root: nn.Module, paths: Sequence[str], runs: StaticRuns) -> Genera
 
 def _recorder(path: str, module: nn.Module, runs: StaticRuns, calls: list[OpaqueCall]) -> Callable[..., object]:
     def call(*args: object, **kwargs: object) -> object:
+        register_dataclasses((args, kwargs))
         leaves, spec = flatten((args, kwargs))
         tell_call(path)
         try:
@@ -105,6 +107,7 @@ def _recorder(path: str, module: nn.Module, runs: StaticRuns, calls: list[Opaque
         except Exception:
             call_directly(module, *args, **kwargs)  # fails as well, with an error that names the number of samples
             raise
+        _check_visible(path, outcome, leaves)
         tensors = [slot for slot, value in enumerate(leaves) if isinstance(value, Tensor)]
         sizes = [slot for slot, value in enumerate(leaves) if isinstance(value, torch.SymInt)]
         truths = [slot for slot, value in enumerate(leaves) if isinstance(value, torch.SymBool)]
@@ -142,6 +145,14 @@ def _recorder(path: str, module: nn.Module, runs: StaticRuns, calls: list[Opaque
         return unflatten(outputs, outcome.spec)
 
     return call
+
+
+def _check_visible(path: str, outcome: CallOutcome, given: Sequence[object]) -> None:
+    # What reads a tensor inside such an object would read one of the run on fake tensors, as if it were a constant.
+    for leaf in outcome.leaves:
+        if not isinstance(leaf, Form) and hides_tensors(leaf) and not any(leaf is each for each in given):
+            what = f"takes a {type(leaf).__name__} from {path}, whose tensors PyTorch cannot look into"
+            raise CannotExpress(path.rpartition(".")[0], what, "Return tensors, tuples, lists, dicts or a dataclass.")
 
 
 def _by_samples(tensor: Tensor, given: Sequence[Tensor]) -> Tensor:

@@ -13,6 +13,7 @@ from graphpipe.model.capture.module_graph.calls.weight_writes import WeightsBefo
 from graphpipe.model.capture.work.recurrence import recurrent_layers_at_a_glance
 from graphpipe.model.hidden.library_draws import library_draws_fixed
 from graphpipe.model.hidden.real_call import real_ones
+from graphpipe.model.hidden.result_types import register_dataclasses
 from graphpipe.model.kept_attributes import attributes_kept
 from graphpipe.model.torch_private import TreeSpec, answering, call_directly, flatten, non_leaf_alias, unflatten
 
@@ -109,7 +110,9 @@ def static_run(
         attributes_kept(module),
         library_draws_fixed(),
     ):
-        found, returned = flatten(call_directly(module, *args, **kwargs))
+        result = call_directly(module, *args, **kwargs)
+        register_dataclasses(result)
+        found, returned = flatten(result)
         kept = buffers.changed(flow.wrote_into)
     tensors = [leaf for leaf in found if isinstance(leaf, Tensor)]
     returned_tensors = [*tensors]
