@@ -21,8 +21,8 @@ from graphpipe.run import Pipeline
 
 pytestmark = pytest.mark.timeout(600)
 TIED = {"t5": "shared.weight", "bart": "model.shared.weight", "gpt2": "transformer.wte.weight"}
-QUICK = ("clip", "bart", "gpt2", "vilt")
-"""With a whole-batch head, an encoder and a decoder, a tied matrix, and by hand. `make test-slow` tries all."""
+QUICK = ("clip", "gpt2", "vilt")
+"""With a whole-batch head, a tied matrix, and by hand. `make test-slow` tries all."""
 NAMES = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in MODELS]
 KINDS = {"clip": "CLIPOutput", "flava": "FlavaModelOutput", "vilt": "Tensor"}
 
@@ -165,6 +165,7 @@ def test_a_missing_input_of_a_mini_batch_is_named() -> None:
         from_transformers(model, {"pixel_values": [0.0]})
 
 
+@pytest.mark.slow
 def test_the_example_trains_clip(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     example = importlib.import_module("clip")
     monkeypatch.setattr(example, "STEPS", 20)

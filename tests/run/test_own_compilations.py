@@ -124,7 +124,7 @@ def test_a_module_that_a_plan_cuts_is_compiled_in_parts() -> None:
 
 @needs_compiler
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("make", [in_place, wrapped])
+@pytest.mark.parametrize("make", [in_place, pytest.param(wrapped, marks=pytest.mark.slow)])
 def test_the_backend_of_the_user_compiles_from_the_second_step_on(make: Callable[..., nn.Module]) -> None:
     """The backend `eager` of torch returns what it gets, so this takes a second."""
     seen: list[int] = []

@@ -90,6 +90,17 @@ CHANGES: dict[str, dict[str, Any]] = {
     "sequence, logits": {"logits": True},
 }
 """Of the plans of some cases."""
+LONG = {
+    *("unequal", "split backward", "recomputed", "sequence", "sequence, reversed", "sequence, grouped queries"),
+    *("adapted", "convolved", "logits"),
+}
+TRIED = [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in CASES]
+"""`make test` leaves out cases whose parts others combine."""
+ALONE = (
+    *("two stages", "replicas", "alone", "sequence, alone", "sequence, replicas", "sequence, split backward"),
+    *("sequence, logits", "adapted, alone"),
+)
+"""Cases that tests of their own are about. The first saves a checkpoint, from which others go on."""
 
 
 def plan_case(name: str) -> gp.Plan:
@@ -105,32 +116,37 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, saved: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return what every rank of every case has computed: the ranks are started once."""
+def trained(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, saved: Path
+) -> dict[str, list[dict[str, Any]]]:
+    """Return what every rank of every case of a selected test has computed: the ranks are started once."""
+    calls = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
+    chosen = {call.params.get("case") for call in calls if call is not None}
     for model in MODELS:
         assert save_capture(captured_of(model), saved / model)
-    cases = {
-        name: Case(
-            name=model,
-            plan=plan_of(model, cut, sequence_parallel="sequence" in name, **CHANGES.get(name, {})),
-            captured=str(saved / model),
-            checks=name in ("two stages", "sequence, logits"),
-        )
-        for name, (model, cut) in CASES.items()
+
+    def case(name: str, **changes: Any) -> Case:
+        given: dict[str, Any] = {"plan": plan_case(name), "captured": str(saved / CASES[name][0])}
+        return Case(name=CASES[name][0], checks=name in ("two stages", "sequence, logits"), **given, **changes)
+
+    steps, more = str(saved / "steps"), str(saved / "more")
+    cases = {"two stages": case("two stages", folder=steps)}
+    cases |= {name: case(name) for name in CASES if name not in cases and (name in chosen or name in ALONE)}
+    cases |= {
+        "resumed": case("replicas", resume=steps),
+        "clipped": case("grouped queries", options={"clip_norm": 0.5}),
+        "dropout": case("grouped queries", dropout=0.5),
+        "adapted, dropout": case("adapted", dropout=0.5),
+        "sequence, dropout": case("sequence, grouped queries", dropout=0.5),
+        "sharded state": case("replicas", resume=steps, options={"shard_optimizer": True}, folder=more),
     }
-    cases["two stages"] = replace(cases["two stages"], folder=str(saved / "steps"))
-    cases["resumed"] = replace(cases["replicas"], resume=str(saved / "steps"))
-    cases["clipped"] = replace(cases["grouped queries"], options={"clip_norm": 0.5})
-    cases["dropout"] = replace(cases["grouped queries"], dropout=0.5)
-    cases["adapted, dropout"] = replace(cases["adapted"], dropout=0.5)
-    cases["sequence, dropout"] = replace(cases["sequence, grouped queries"], dropout=0.5)
-    cases["sequence, resumed"] = replace(cases["sequence, replicas"], resume=str(saved / "steps"))
-    cases["sharded state"] = replace(cases["resumed"], options={"shard_optimizer": True}, folder=str(saved / "more"))
+    if "sequence, resumed" in chosen:
+        cases["sequence, resumed"] = case("sequence, replicas", resume=steps)
     by_rank = values(run_ranks(train_all, 4, tmp_path_factory.mktemp("ranks"), [*cases.values()]))
     return {name: [found[at] for found in by_rank] for at, name in enumerate(cases)}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", TRIED)
 def test_ranks_that_share_layers_train_as_plain_pytorch(trained: dict[str, list[dict[str, Any]]], case: str) -> None:
     plain = train_plainly(CASES[case][0])
     for rank, found in enumerate(trained[case]):
@@ -163,7 +179,7 @@ def counted_seconds(plan: gp.Plan, stage: int, link: Link) -> float:
     return plan.micro_batches(stage) * (task.forward + task.backward) + plan.optimizer_seconds(stage)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", TRIED)
 def test_costs_count_what_ranks_exchange(trained: dict[str, list[dict[str, Any]]], case: str) -> None:
     """Gathers at the ends of stages and sums of positions were once in no cost, and gathers of logits counted twice."""
     plan = plan_case(case)
@@ -241,12 +257,12 @@ def test_ranks_drop_other_values_everywhere_where_they_divide_the_sequence(
     assert torch.equal(*gradients)  # although each rank had those of its positions
 
 
+@pytest.mark.parametrize("case", ["resumed", pytest.param("sequence, resumed", marks=pytest.mark.slow)])
 def test_a_checkpoint_of_shared_layers_continues_under_another_plan(
-    trained: dict[str, list[dict[str, Any]]], saved: Path
+    trained: dict[str, list[dict[str, Any]]], saved: Path, case: str
 ) -> None:
     plain = train_plainly("gpt", 4)
-    assert trained["resumed"][0]["losses"] == pytest.approx(plain["losses"][2:], rel=1e-12)
-    assert trained["sequence, resumed"][0]["losses"] == pytest.approx(plain["losses"][2:], rel=1e-12)
+    assert trained[case][0]["losses"] == pytest.approx(plain["losses"][2:], rel=1e-12)
     alone = train(Case(name="gpt", plan=plan_of("gpt", GPT_UNEQUAL), resume=str(saved / "steps")))
     assert alone["losses"] == pytest.approx(plain["losses"][2:], rel=1e-12)
 
@@ -259,7 +275,12 @@ def test_gradients_are_clipped_by_the_norm_of_the_whole_model(trained: dict[str,
 
 
 def test_backwards_of_shared_layers_are_split(trained: dict[str, list[dict[str, Any]]]) -> None:
-    assert [found["backwards"] for found in trained["split backward"]] == [{}, {}, {"s1": "split"}, {"s1": "split"}]
+    assert [found["backwards"] for found in trained["sequence, split backward"]] == [
+        {},
+        {},
+        {"s1": "split"},
+        {"s1": "split"},
+    ]
 
 
 def test_ranks_drop_other_values_inside_what_they_share_and_the_same_behind_it(

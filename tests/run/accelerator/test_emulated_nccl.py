@@ -26,7 +26,7 @@ def ranks_of(cut: str) -> int:
         ("shared", {"schedule": "gpipe"}, False),
         ("mixed", {"clip_norm": 0.1, "norm": True}, True),
         ("pair", {"engine": "ddp"}, False),
-        ("replicas", {"engine": "fsdp2", "record": True}, True),
+        pytest.param("replicas", {"engine": "fsdp2", "record": True}, True, marks=pytest.mark.slow),
     ],
 )
 def test_ranks_train_as_one_process_under_nccls_rules(
@@ -41,7 +41,10 @@ def test_ranks_train_as_one_process_under_nccls_rules(
             torch.testing.assert_close(gradient, alone["gradients"][name], rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize(("how", "error"), [("raise", "PeerLost"), ("kill", "PeerLost"), ("hang", "PeerStalled")])
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [("raise", "PeerLost"), pytest.param("kill", "PeerLost", marks=pytest.mark.slow), ("hang", "PeerStalled")],
+)
 def test_a_rank_that_fails_is_named_and_the_others_end_soon(how: str, error: str, tmp_path: Path) -> None:
     """torch closed NCCL's groups only when their kernels were done, so an error on one rank ended the others after the
     time limit, by SIGABRT and without a word."""

@@ -37,7 +37,7 @@ from graphpipe.run.export.export_weights import export_weights
 MODEL = "model-00.safetensors"
 OPTIMIZER, TRAINING = "optimizer-00.json", "training.json"
 BAD_STATE = "is not the state of a random generator"
-KILLS = 20
+KILLS = 10
 
 
 @pytest.fixture(scope="module")

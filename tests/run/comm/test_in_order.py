@@ -72,7 +72,9 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("cut", "options"), OPTIONS)
+@pytest.mark.parametrize(
+    ("cut", "options"), [pytest.param(*each, marks=pytest.mark.slow if each[0] == "mixed" else []) for each in OPTIONS]
+)
 def test_ranks_post_alike_without_tags_and_train_alike(cut: str, options: dict[str, Any], tmp_path: Path) -> None:
     alone = train(cut, 2, {name: value for name, value in options.items() if name != "engine"})
     found = values(run_ranks(run_in_order.train, ranks_of(cut), tmp_path, cut, options, False))

@@ -67,7 +67,8 @@ def test_measured_memory_is_as_predicted(schedule: str, tmp_path: Path) -> None:
     assert_as_predicted(by_hand, "gpt-small", tmp_path, 0.05)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", pytest.param("gpipe", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_measured_memory_under_autocast_is_as_predicted(schedule: str, tmp_path: Path) -> None:
     """Plans counted fp32, and autocast keeps copies of the weights for each micro-batch: 65 MB for 45 predicted."""
     cluster = Cluster.resolve("local:2")
@@ -128,6 +129,7 @@ def test_memory_of_planned_stages_is_as_predicted(name: str, ranks: int, tmp_pat
     assert_as_predicted(replace(planned, costs=costs, prediction=None), name, tmp_path, 0.10)
 
 
+@pytest.mark.slow
 def test_output_that_is_not_contiguous_is_held_once(tmp_path: Path) -> None:
     """Patches are transposed. Each send kept a copy until the end of the step: 448 kB where 345 were predicted."""
     captured, costs = measured("two-tower-small")
@@ -146,7 +148,7 @@ def test_output_that_is_not_contiguous_is_held_once(tmp_path: Path) -> None:
     [
         pytest.param(2, ("double-buffer", ""), marks=pytest.mark.slow),
         (4, ("stash", "")),
-        (4, ("predict", "pipeoptim")),
+        pytest.param(4, ("predict", "pipeoptim"), marks=pytest.mark.slow),
         pytest.param(4, ("moving-average", ""), marks=pytest.mark.slow),
     ],
 )

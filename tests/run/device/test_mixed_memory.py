@@ -68,7 +68,7 @@ def planned(dtype: str, precision: Precision, mixture: list[Decisions], schedule
 @pytest.mark.parametrize(
     ("ranks", "dtype", "precision", "schedule"),
     [
-        (2, "float32", "fp32", "gpipe"),
+        pytest.param(2, "float32", "fp32", "gpipe", marks=pytest.mark.slow),
         (4, "float32", "fp32", "1f1b"),
         pytest.param(2, "bfloat16", "fp32", "1f1b", marks=pytest.mark.slow),
         pytest.param(2, "float32", "bf16", "1f1b", marks=pytest.mark.slow),

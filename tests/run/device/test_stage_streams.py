@@ -70,7 +70,8 @@ def test_offloading(neighbours: dict[int, tuple[int, ...]], recorder: StreamReco
     assert losses == [twin.step(*chain_batch(seed=step)) for step in range(2)]
 
 
-@pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 1])
 def test_memory_is_as_planned_while_the_host_runs_ahead(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each message of a step kept its blocks until the device had come so far: 6.7 MB in place of 3.6 for GPT."""
     case = [*bench_cases("cpu", small=True)][number]

@@ -39,7 +39,7 @@ def test_a_rank_that_raises_but_keeps_running_does_not_block_the_others(tmp_path
         assert outcome.seconds < 10
 
 
-@pytest.mark.parametrize("killed", [0, 3])
+@pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_peers_of_a_killed_rank_end_with_an_error(killed: int, tmp_path: Path) -> None:
     outcomes = run_ranks(die, RANKS, tmp_path, CUT, killed)
     assert outcomes[killed].exitcode == -9
@@ -80,6 +80,8 @@ MATRIX = [
     for phase in phases
     if kind != "slow" and (kind != "oom" or phase in ("forward", "reduce", "checkpoint"))
 ]
+FEW = {"raise": ("optimizer", "checkpoint"), "stop": ("receive", "reduce"), "oom": ("forward",), "nan": ("forward",)}
+"""Phases that `make test` tries, of kinds other than `kill`, with which it tries all."""
 
 
 def blame(outcomes: list[Outcome], folder: Path) -> RankFailed:
@@ -95,7 +97,13 @@ def blame(outcomes: list[Outcome], folder: Path) -> RankFailed:
     return first_failure(failures, folder)
 
 
-@pytest.mark.parametrize(("kind", "phase"), MATRIX)
+@pytest.mark.parametrize(
+    ("kind", "phase"),
+    [
+        pytest.param(kind, phase, marks=[] if phase in FEW.get(kind, PHASES) else pytest.mark.slow)
+        for kind, phase in MATRIX
+    ],
+)
 def test_after_any_fault_all_ranks_end_the_failed_rank_is_named_and_the_checkpoint_is_kept(
     kind: str, phase: str, tmp_path: Path
 ) -> None:
@@ -131,6 +139,7 @@ def test_a_slow_rank_only_delays_the_training(tmp_path: Path) -> None:
     assert len((tmp_path / "faults.jsonl").read_text().splitlines()) == len(PHASES)
 
 
+@pytest.mark.slow
 def test_a_launcher_names_a_stopped_rank_and_ends_all_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

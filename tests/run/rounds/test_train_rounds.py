@@ -50,7 +50,7 @@ CASES: dict[int, list[tuple[str, int, Weights, str, int]]] = {
 }
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_equal_the_reference(ranks: int, tmp_path: Path) -> None:
     outcomes = values(run_ranks(train_rounds_cases, ranks, tmp_path / "ranks", CASES[ranks]))
     for number, case in enumerate(CASES[ranks]):

@@ -34,6 +34,10 @@ POLICIES: dict[str, tuple[Cut, WeightPolicy, Predictor]] = {
 }
 
 
+FEW = ("vertical sync", "pipeoptim", "unequal")
+"""`make test` tries these: two policies, and a stage whose ranks send to one that is not shared."""
+
+
 def case_of(policy: str, captured: str = "") -> Case:
     cut, weights, predictor = POLICIES[policy]
     plan = with_policy(plan_of("gpt", cut), weights, predictor)
@@ -41,16 +45,22 @@ def case_of(policy: str, captured: str = "") -> Case:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """Return what every rank of every policy has computed: the ranks are started once."""
+def trained(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[dict[str, Any]]]:
+    """Return what every rank of every policy of a selected test has computed: the ranks are started once."""
+    calls = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
+    chosen = [call.params["policy"] for call in calls if call is not None]
     folder: Path = tmp_path_factory.mktemp("capture")
     assert save_capture(captured_of("gpt"), folder / "gpt")
-    cases = [case_of(policy, str(folder / "gpt")) for policy in POLICIES]
+    cases = [case_of(policy, str(folder / "gpt")) for policy in chosen]
     by_rank = values(run_ranks(train_segments, 4, tmp_path_factory.mktemp("ranks"), cases))
-    return {policy: [found[at] for found in by_rank] for at, policy in enumerate(POLICIES)}
+    return {policy: [found[at] for found in by_rank] for at, policy in enumerate(chosen)}
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    "policy", [pytest.param(policy, marks=[] if policy in FEW else pytest.mark.slow) for policy in POLICIES]
+)
 def test_weights_without_a_flush_are_those_of_one_process(trained: dict[str, list[dict[str, Any]]], policy: str):
     (alone,) = train_segments([case_of(policy)])
     stages = case_of(policy).plan.stages

@@ -69,6 +69,7 @@ def test_a_folder_with_an_index_trains_as_the_model_itself(config: Any, tmp_path
         torch.testing.assert_close(tensor, real.state_dict()[name], rtol=1e-5, atol=1e-6, msg=name)
 
 
+@pytest.mark.slow
 def test_the_models_own_code_makes_new_weights_and_its_tables(config: Any) -> None:
     losses = train(on_meta(config), gp.Weights.init(), 2)
     assert losses == pytest.approx(train(on_meta(config), None, 3), rel=1e-6)

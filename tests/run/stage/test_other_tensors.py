@@ -77,7 +77,9 @@ def test_blocks_without_gradients_may_be_in_any_forward(in_place: str) -> None:
             assert torch.equal(gradient, parameter.grad), name
 
 
-@pytest.mark.parametrize("recompute", ["none", pytest.param("full", marks=pytest.mark.slow), "parts"])
+@pytest.mark.parametrize(
+    "recompute", ["none", *(pytest.param(each, marks=pytest.mark.slow) for each in ("full", "parts"))]
+)
 def test_the_models_own_forward_may_update_buffers(recompute: str) -> None:
     """An average that the root's forward updates was refused, because it cannot become one operator.
 

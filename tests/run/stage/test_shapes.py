@@ -37,14 +37,15 @@ def test_gpt_trains_on_changing_lengths(cut: str, ranks: int, tmp_path: Path) ->
 
 def test_glue_that_depends_on_the_length_is_built_for_every_length(tmp_path: Path) -> None:
     expected = train_unpartitioned("masked")
-    for kind, found in train("masked", ["allreduce", "ddp"], {}).items():
+    for kind, found in train("masked", ["allreduce"], {}).items():
         assert len(found) > len(LENGTHS), kind
         assert_alike([found], expected)
-    together = values(run_ranks(train, 4, tmp_path, "masked", ["allreduce", "ddp"], {}, seconds=200))
+    together = values(run_ranks(train, 4, tmp_path, "masked", ["ddp"], {}, seconds=200))
     for kind in together[0]:
         assert_alike([rank[kind] for rank in together], expected)
 
 
+@pytest.mark.slow
 def test_lengths_may_change_under_autocast() -> None:
     expected = [each["loss"] for each in train_unpartitioned("two")]
     found = [each["loss"] for each in train("two", ["allreduce"], {"precision": "bf16"})["allreduce"]]

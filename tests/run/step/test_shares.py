@@ -39,7 +39,9 @@ def test_one_rank_needs_everything(cut: str, loss: str) -> None:
     assert len(found["targets"]) == SAMPLES
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(
+    "loss", [pytest.param(loss, marks=pytest.mark.slow if loss in ("mean", "sum") else []) for loss in LOSSES]
+)
 def test_towers_and_a_head_on_ranks_of_their_own(loss: str, tmp_path: Path) -> None:
     found, whole = values(run_ranks(train, 4, tmp_path, "four", loss, True)), train("four", loss, False)
     for rank in found:
@@ -49,7 +51,7 @@ def test_towers_and_a_head_on_ranks_of_their_own(loss: str, tmp_path: Path) -> N
     assert [rank["rows"] for rank in found] == [[], [], [], everything]
 
 
-@pytest.mark.parametrize("loss", ["ignored", "mean"])
+@pytest.mark.parametrize("loss", ["ignored", pytest.param("mean", marks=pytest.mark.slow)])
 def test_replicas_read_their_own_rows_and_weigh_their_losses_together(loss: str, tmp_path: Path) -> None:
     found = values(run_ranks(train, 4, tmp_path / "shares", "replicas", loss, True))
     whole = values(run_ranks(train, 4, tmp_path / "whole", "replicas", loss, False))

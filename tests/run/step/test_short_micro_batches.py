@@ -75,7 +75,10 @@ def distance(plan: gp.Plan, loss_fn: Callable[[Any, Any], Any], plain: Callable[
     return max(away)
 
 
-@pytest.mark.parametrize("name", PLANS)
+FEW = ("other sizes", "replicas without a sample", "whole mini-batch")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in FEW else pytest.mark.slow) for name in PLANS])
 def test_every_schedule_gives_the_gradients_of_plain_pytorch(name: str) -> None:
     loss = nn.functional.cross_entropy
     for schedule in SCHEDULES:

@@ -12,6 +12,7 @@ from graphpipe.model.zoo.registry import zoo_model
 pytestmark = pytest.mark.timeout(200)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 def test_a_chain_trains_as_torch_pipelines_it() -> None:
     """The ranks compare the losses of a first step (`runtime_rank.py`). There are too few steps to compare times."""
@@ -31,6 +32,7 @@ def test_one_rank_trains_as_gradient_accumulation_does() -> None:
         torch.testing.assert_close(weight, expected, rtol=1e-5, atol=1e-6, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 def test_two_branches_are_faster_than_their_chain_as_predicted() -> None:
     """Sleeping layers do not contend for cores. A graph of depth three is compared with a chain of five stages.

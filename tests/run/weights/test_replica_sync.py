@@ -36,7 +36,7 @@ from graphpipe.schedule import Schedule
 from graphpipe.schedule.lower import lower
 
 RANKS = {"replicas": 4, "both": 4, "four": 4, "overlap": 3}
-LONG = ("replicas", "both")
+LONG = ("replicas", "both", "four")
 
 
 def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
@@ -62,7 +62,6 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("cut", [pytest.param(cut, marks=pytest.mark.slow) if cut in LONG else cut for cut in RANKS])
 def test_every_synchronisation_trains_like_the_unpartitioned_model(cut: str, tmp_path: Path) -> None:
-    # Of the cuts that are tried in `make test`, one has each schedule.
     schedules = {"both": ["1f1b", "gpipe"], "four": ["gpipe"]}.get(cut, ["1f1b"])
     expected = train_unpartitioned()
     outcomes = values(run_ranks(train_all, RANKS[cut], tmp_path, cut, [*SYNCS], schedules, {}, seconds=200))
@@ -108,8 +107,8 @@ def test_weights_gathered_layer_by_layer_train_like_the_unpartitioned_model(
 def test_recomputation_and_split_backwards_do_not_change_results(tmp_path: Path) -> None:
     expected = train_unpartitioned()
     for name, kinds, schedule, options in [
-        ("recompute", ["allreduce", "ddp", "fsdp2"], "1f1b", {"recompute": True}),
-        ("halves", ["allreduce", "fsdp2", "allreduce, zero"], "zb-h1", {}),
+        ("recompute", ["ddp", "fsdp2"], "1f1b", {"recompute": True}),
+        ("halves", ["fsdp2", "allreduce, zero"], "zb-h1", {}),
     ]:
         for outcome in values(
             run_ranks(train_all, 4, tmp_path / name, "both", kinds, [schedule], options, seconds=200)
@@ -120,7 +119,9 @@ def test_recomputation_and_split_backwards_do_not_change_results(tmp_path: Path)
 
 def test_batch_norm_has_the_statistics_of_replica_0_everywhere(tmp_path: Path) -> None:
     options = {"norm": True}
-    outcomes = values(run_ranks(train_all, 4, tmp_path, "replicas", [*SYNCS], ["1f1b"], options, seconds=200))
+    outcomes = values(
+        run_ranks(train_all, 4, tmp_path, "replicas", ["allreduce", "ddp", "fsdp2"], ["1f1b"], options, seconds=200)
+    )
     expected = outcomes[0]["allreduce, 1f1b"]
     assert any("running_mean" in name for name in expected["state"])
     for outcome in outcomes:

@@ -70,7 +70,7 @@ def devices_that_read(plan: Plan) -> int:
     return sum(on[source] != reader for source, reader in pairs)
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_train_as_one_process_and_send_what_is_predicted(ranks: int, folder: Path, tmp_path: Path) -> None:
     single = train_skips(folder, CASES[ranks])
     found = values(run_ranks(train_skips, ranks, tmp_path / "ranks", folder, CASES[ranks]))
