@@ -77,11 +77,11 @@ def moving_scale(model: Model, hidden: Tensor) -> Tensor:
     ("middle", "kind"),
     [
         (reversed_gradient, "gradient"),
-        (halved_by_a_hook, "gradient"),
+        pytest.param(halved_by_a_hook, "gradient", marks=pytest.mark.slow),
         (momentum, "parameter"),
-        (clipped_weight, "parameter"),
+        pytest.param(clipped_weight, "parameter", marks=pytest.mark.slow),
         (written_through_data, "parameter"),
-        (replaced_data, "parameter"),
+        pytest.param(replaced_data, "parameter", marks=pytest.mark.slow),
         (moving_scale, "buffer"),
     ],
 )
@@ -182,7 +182,9 @@ def dice(output: Tensor, target: Tensor) -> Tensor:
     return 1 - 2 * (p * y).sum() / (p.sum() + y.sum() + (p * p).sum())
 
 
-@pytest.mark.parametrize("loss_fn", [ignored, weighted, summed, rooted, dice])
+@pytest.mark.parametrize(
+    "loss_fn", [ignored, rooted, *(pytest.param(each, marks=pytest.mark.slow) for each in (weighted, summed, dice))]
+)
 def test_losses_that_are_no_mean_over_samples_are_found_in_micro_batches(plain_program: Cut, loss_fn: Any) -> None:
     found = checked(Model(), plain_program, loss_fn)
     assert (found.level, "loss" in kinds(found)) == ("micro-batches", True)

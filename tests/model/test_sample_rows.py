@@ -154,6 +154,7 @@ class Sized(nn.Module):
         return self.last(self.sizes(self.first(x), sizes))
 
 
+@pytest.mark.slow
 def test_a_submodule_that_loops_over_samples_stays_whole() -> None:
     """It was refused for running more operators for more samples."""
     torch.manual_seed(0)

@@ -325,6 +325,7 @@ with without_compiler():
 """
 
 
+@pytest.mark.slow
 def test_sharded_optimizers_are_imported_beside_the_placeholder_of_the_compiler() -> None:
     # `inspect` asked the placeholder for its `__file__`, which imported the compiler in the middle of the import of
     # torch.distributed.tensor: a training with `train.shard_optimizer=true` failed in every rank that began.

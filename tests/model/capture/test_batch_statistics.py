@@ -90,8 +90,7 @@ def test_in_the_model_itself(name: str) -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("name", PER_SAMPLE)
-@pytest.mark.parametrize("make", [inside, InRoot])
+@pytest.mark.parametrize(("name", "make"), latin_square(PER_SAMPLE, [inside, InRoot]))
 def test_what_does_not_mix_samples_is_trained(name: str, make: Callable[[Mix], nn.Module]) -> None:
     assert distance(make(PER_SAMPLE[name]), [batch()], nn.functional.cross_entropy) < 1e-12
 
@@ -220,13 +219,15 @@ def by_hand(output: dict[str, Tensor], target: Tensor) -> Tensor:
 
 @pytest.mark.timeout(60)
 @pytest.mark.filterwarnings("ignore:.*mixes the samples")
-@pytest.mark.parametrize("micro_batch", [1, 2, 4])
 @pytest.mark.parametrize(
-    ("kind", "loss_fn"),
-    [
-        *((kind, of_both) for kind in ("similarities", "product of means", "of a constant", "sum")),
-        ("squared later", of_square),
-    ],
+    ("kind", "loss_fn", "micro_batch"),
+    latin_square(
+        [
+            *((kind, of_both) for kind in ("similarities", "product of means", "of a constant", "sum")),
+            ("squared later", of_square),
+        ],
+        [1, 2, 4],
+    ),
 )
 def test_a_loss_of_mixed_parts_is_refused(kind: str, loss_fn: Any, micro_batch: int) -> None:
     model = Beside(kind)

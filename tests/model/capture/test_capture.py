@@ -108,7 +108,7 @@ def test_the_precision_is_part_of_the_graph_and_float32_graphs_stay_as_they_were
         capture(module, x, precision="bf32")  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize("name", ["dlrm", "several_dict", "in_place_glue"])
+@pytest.mark.parametrize("name", [pytest.param("dlrm", marks=pytest.mark.slow), "several_dict", "in_place_glue"])
 def test_capturing_again_gives_the_same_graph_on_any_device(name: str) -> None:
     build, batch = MODELS[name]
     first = capture(build(), batch(1))
@@ -143,7 +143,7 @@ def test_leaf_blocks_and_library_modules_are_opaque_by_default() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["encoder", "conv_net"])
+@pytest.mark.parametrize("name", [pytest.param("encoder", marks=pytest.mark.slow), "conv_net"])
 def test_single_operations_compute_and_save_what_the_submodules_do(name: str) -> None:
     build, batch = MODELS[name]
     module, inputs = build(), batch(4)

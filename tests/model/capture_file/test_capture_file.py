@@ -12,8 +12,12 @@ from graphpipe.errors import InvalidInput
 from graphpipe.model.capture_file.capture_file import load_capture, save_capture
 from graphpipe.model.split.split import build_stages, split
 
+LONG = ("encoder", "gpt", "two_tower", "dlrm", "sequence_first")
 
-@pytest.mark.parametrize("name", MODELS)
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in LONG else []) for name in MODELS]
+)
 def test_a_loaded_capture_is_split_and_trained_like_the_written_one(name: str, tmp_path: Path) -> None:
     module, made = captured(name)
     assert save_capture(made, tmp_path / "capture.json")

@@ -16,6 +16,7 @@ from graphpipe.model.split.autograd_graph import COMPILED_BACKWARD
 from graphpipe.model.torch_private import compiled_form
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(INDUCTOR.missing()), reason=INDUCTOR.missing() or "there is a compiler")
 def test_a_compiled_region_has_ones_own_backward_which_runs_again_in_any_thread() -> None:
     """Torch's setting that lets it run again is one of a thread, and GPUs have a thread of their own."""

@@ -57,13 +57,13 @@ def test_checks_hold_in_every_step_and_raise_what_the_forward_raises() -> None:
     stages = [HandStage(ops=(op.name,), devices=(at,), micro_batch=2) for at, op in enumerate(graph.ops)]
     plan = hand_plan(graph, estimate(graph, cluster), cluster, batch_size=8, stages=stages)
     expected = nn.functional.cross_entropy(model(x), targets).item()
-    for wrong, message in (
-        (40.0, "4 values of up to 30"),
-        (-50.0, "because of `not (hidden.abs() <= 1).all() or (x < -30).any()`"),
-        (float("nan"), "because of `torch.isfinite(hidden).all()`"),
-    ):
-        with Pipeline(plan, model, nn.functional.cross_entropy) as pipeline:
-            assert pipeline.step(x, targets) == pytest.approx(expected)
+    with Pipeline(plan, model, nn.functional.cross_entropy) as pipeline:
+        assert pipeline.step(x, targets) == pytest.approx(expected)
+        for wrong, message in (
+            (40.0, "4 values of up to 30"),
+            (-50.0, "because of `not (hidden.abs() <= 1).all() or (x < -30).any()`"),
+            (float("nan"), "because of `torch.isfinite(hidden).all()`"),
+        ):
             with pytest.raises(InvalidInput) as refused:
                 pipeline.step(torch.cat([x[:7], x[7:] + wrong]), targets)
             assert message in str(refused.value)

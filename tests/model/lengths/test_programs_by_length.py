@@ -114,7 +114,9 @@ def output_of(programs: Sequence[ModuleStage], x: Tensor) -> Tensor:
     return output
 
 
-@pytest.mark.parametrize("name", GLUES)
+@pytest.mark.parametrize(
+    "name", ["straight", "padded", *(pytest.param(each, marks=pytest.mark.slow) for each in ("halved", "beyond"))]
+)
 @pytest.mark.filterwarnings("ignore:8 shapes of inputs")
 def test_programs_for_lengths_in_any_order_compute_what_the_model_computes(name: str) -> None:
     made, mine = cut(name).by_length([]), {id(each) for each in cut(name).model.parameters()}

@@ -32,12 +32,13 @@ def speech(kind: str, reduction: str) -> Any:
     return getattr(models, f"{kind}ForCTC")(config).double()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "reduction", "masked"),
     [
         ("Hubert", "mean", True),
-        pytest.param("Hubert", "sum", False, marks=pytest.mark.slow),
-        pytest.param("Wav2Vec2", "sum", True, marks=pytest.mark.slow),
+        ("Hubert", "sum", False),
+        ("Wav2Vec2", "sum", True),
     ],
 )
 def test_the_own_loss_of_a_ctc_model_is_exact_over_micro_batches(kind: str, reduction: str, masked: bool) -> None:

@@ -21,9 +21,8 @@ from bench.families.table import FAMILIES, LEFT_OUT
 from bench.record import RESULTS
 from graphpipe.model.capture.capture import capture
 
-CORE = ("modernbert",)
+TRIED = ("modernbert", "mixtral, router losses", "t5", "gemma2", "swin", "wav2vec2", "llava")
 """Families that tests try. `make bench-families` tries all."""
-MORE = ("mixtral, router losses", "t5", "gemma2", "swin", "wav2vec2", "llava")
 EXACT = 1e-5
 MEASURED = pytest.mark.skipif(
     not __version__.startswith("5.23."), reason="the table of families is of transformers 5.23"
@@ -32,7 +31,8 @@ MEASURED = pytest.mark.skipif(
 
 
 @MEASURED
-@pytest.mark.parametrize("name", [*CORE, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRIED)
 def test_every_layer_is_an_operator_of_its_own(name: str) -> None:
     found = measure(name)
     (expected,) = (row for row in saved() if row["family"] == name)

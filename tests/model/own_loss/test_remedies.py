@@ -43,6 +43,7 @@ def test_a_frozen_vision_tower_of_qwen2_vl_trains_the_text_as_in_plain_pytorch()
         torch.testing.assert_close(gradient, wanted[id(text.get_parameter(name))], rtol=1e-5, atol=1e-12, msg=name)
 
 
+@pytest.mark.slow
 def test_a_mini_batch_with_images_of_different_sizes_is_refused_before_it_is_divided() -> None:
     """Its micro-batches would take the patches of other samples. Another size for all images is captured again."""
     model, batch = build_family("qwen2_vl")
@@ -56,6 +57,7 @@ def test_a_mini_batch_with_images_of_different_sizes_is_refused_before_it_is_div
         held.batch(batch)
 
 
+@pytest.mark.slow
 def test_a_router_inside_a_block_that_is_whole_by_default_is_captured_without_from_transformers() -> None:
     # Nothing was recorded inside the block: "IndexError: tuple index out of range".
     torch.manual_seed(0)

@@ -28,9 +28,8 @@ def batch(length: int) -> dict[str, torch.Tensor]:
     return {"input_ids": words, "attention_mask": torch.ones_like(words), "labels": words}
 
 
-@pytest.mark.parametrize(
-    "kind", ["Mixtral", *(pytest.param(kind, marks=pytest.mark.slow) for kind in OWN if kind != "Mixtral")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", OWN)
 def test_router_losses_take_texts_of_other_lengths(kind: str) -> None:
     torch.manual_seed(0)
     config = getattr(models, f"{kind}Config")(

@@ -37,6 +37,7 @@ def losses(recompute: Recompute) -> list[float]:
         return [pipeline.step(*model.batch(BATCH)) for _ in range(2)]
 
 
+@pytest.mark.slow
 def test_a_plan_recomputes_a_single_gelu_of_a_layer() -> None:
     # `*` kept the layers whole, because `from_transformers` made all of them opaque.
     assert losses(GELU) == losses("none")

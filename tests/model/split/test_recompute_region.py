@@ -32,8 +32,7 @@ def whole(module: nn.Module, inputs: dict[str, Tensor], recompute: Recompute) ->
     "name",
     [
         "gpt-small",
-        "dlrm-small",
-        *(pytest.param(f"{name}-small", marks=pytest.mark.slow) for name in ("mmt", "two-tower")),
+        *(pytest.param(f"{name}-small", marks=pytest.mark.slow) for name in ("dlrm", "mmt", "two-tower")),
     ],
 )
 def test_a_program_with_regions_computes_the_same_with_the_same_parameters(name: str) -> None:

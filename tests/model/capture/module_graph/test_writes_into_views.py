@@ -36,7 +36,8 @@ def blocks(count: int) -> nn.Module:
     return nn.Sequential(*(Block() for _ in range(count)))
 
 
-@pytest.mark.parametrize("count", [3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [3, 4])
 def test_many_blocks_that_write_into_views_stay_whole(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     traced: list[object] = []
     plain = torch.export.ExportedProgram.run_decompositions
