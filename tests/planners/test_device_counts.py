@@ -46,7 +46,7 @@ def step(model: str, spec: str, planner: str, schedule: str) -> float:
     ("model", "spec"),
     [
         ("gpt", "summit:1x3"),
-        ("case-study", "summit:1x6"),
+        pytest.param("case-study", "summit:1x6", marks=pytest.mark.slow),
         pytest.param("squeezenet", "summit:4x6", marks=pytest.mark.slow),
     ],
 )
@@ -67,6 +67,7 @@ def test_the_default_planner_is_not_slower_than_a_baseline(model: str, spec: str
             assert own <= step(model, spec, name, schedule) * (1 + 1e-9), (name, schedule)
 
 
+@pytest.mark.slow
 def test_the_best_schedule_is_not_slower_than_1f1b() -> None:
     """Small changes once began only from plans that were promising for split backwards: dlrm was 7 % slower here."""
     graph, devices = graph_of("dlrm"), gp.Cluster.preset("summit:4x4")

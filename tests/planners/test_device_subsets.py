@@ -57,7 +57,7 @@ def test_subsets_are_devices_types_groups_and_unions(nodes, subsets) -> None:
     assert device_subsets(cluster_of(nodes)) == subsets
 
 
-@pytest.mark.parametrize("model", ["dlrm", "candle-uno"])
+@pytest.mark.parametrize("model", ["dlrm", pytest.param("candle-uno", marks=pytest.mark.slow)])
 def test_a_plan_is_not_slower_than_one_for_a_node_of_its_own(model) -> None:
     # dlrm took 76.5 ms on two nodes over 1 Gb/s, and 53.2 ms on one of them: at most three devices were left out.
     cluster = cluster_of({"a": ["slow"] * 4, "b": ["slow"] * 4})
@@ -70,6 +70,7 @@ def test_a_plan_is_not_slower_than_one_for_a_node_of_its_own(model) -> None:
     verify(plan, build_schedule(plan))
 
 
+@pytest.mark.slow
 def test_devices_anywhere_in_the_cluster_may_be_left_out() -> None:
     # The fast devices come last, so the positions of a plan for them are not its positions in the cluster.
     cluster = cluster_of({"slow": ["slow"] * 4, "fast": ["fast"] * 4})

@@ -106,6 +106,7 @@ def test_more_of_anything_makes_the_step_hardly_worse(
     assert _seconds(name, change(problem)) <= WORSE * _seconds(name, problem)
 
 
+@pytest.mark.slow
 @given(seed=SEEDS, shared=st.booleans())
 @settings(max_examples=30, deadline=None)
 def test_the_bound_changes_as_the_plans_do(seed: int, shared: bool) -> None:

@@ -25,7 +25,7 @@ def best_step(problem: Problem, cluster: Cluster, *, planner: str = "graphpipe",
     return plan.prediction.step_seconds
 
 
-@pytest.mark.parametrize("planner", ["graphpipe", "spp", "pipedream", "dapple"])
+@pytest.mark.parametrize("planner", [pytest.param("graphpipe", marks=pytest.mark.slow), "spp", "pipedream", "dapple"])
 def test_a_cluster_has_the_same_plans_in_both_notations(planner):
     """The search once read the links between nodes only.
 
@@ -46,7 +46,15 @@ def test_branches_have_the_same_plan_in_both_notations():
     assert best_step(problem, nodes) == best_step(problem, all_pairs(nodes))
 
 
-@pytest.mark.parametrize("cluster", [STAR, RING, SITES, UNEVEN], ids=["star", "ring", "sites", "uneven"])
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        pytest.param(STAR, id="star", marks=pytest.mark.slow),
+        pytest.param(RING, id="ring"),
+        pytest.param(SITES, id="sites", marks=pytest.mark.slow),
+        pytest.param(UNEVEN, id="uneven"),
+    ],
+)
 def test_the_default_plan_is_near_the_best_of_all_placements(cluster):
     """`least_step` tries 1F1B only. The default schedule may be faster than that."""
     ratios = []

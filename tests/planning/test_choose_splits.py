@@ -90,9 +90,8 @@ def test_a_layer_larger_than_a_device_is_split_by_its_outputs() -> None:
     assert [split.parts for split in found.graph.origin.split_ops][-1] == tuple(f"bag0.part{n}" for n in range(4))
 
 
-@pytest.mark.parametrize(
-    ("width", "by"), [pytest.param(1, ["rows"] * 3, marks=pytest.mark.slow), (2, ["outputs", "rows"])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "by"), [(1, ["rows"] * 3), (2, ["outputs", "rows"])])
 def test_a_narrow_table_is_split_by_its_rows_where_its_columns_are_too_few(width: int, by: list[str]) -> None:
     table = gp.capture(nn.Sequential(nn.EmbeddingBag(1_000_000, width), nn.Linear(width, 1)), torch.zeros(4, 3).long())
     (kind,) = CLUSTER.device_types

@@ -6,7 +6,7 @@ from bench.search.clusters.clusters import losses, step
 from bench.search.clusters.drawn_case import KINDS, draw_case
 
 
-@pytest.mark.parametrize("seed", [35, 43])
+@pytest.mark.parametrize("seed", [pytest.param(35, marks=pytest.mark.slow), 43])
 def test_auto_is_not_slower_than_1f1b_where_there_is_much_to_sum_up(seed: int) -> None:
     """It was 13 % slower: it ranked stages that share devices only under schedules that sum up gradients late."""
     case = draw_case(seed)

@@ -90,6 +90,7 @@ def test_a_training_does_not_plan_for_inference() -> None:
         TrainConfig(task="t.py:task", cluster="local:2", train=train, plan=PlanSection(inference=True))
 
 
+@pytest.mark.slow
 def test_a_new_field_is_declared_in_one_place(tmp_path: Path) -> None:
     """A copy of the package gets one more field. Nothing else is written, and every front end has it."""
     shutil.copytree(PACKAGE, tmp_path / "graphpipe", ignore=shutil.ignore_patterns("__pycache__"))

@@ -57,6 +57,7 @@ def test_stashing_is_faster_than_a_flush_on_mmt(mmt: tuple[Graph, CostTable], st
     assert max(delays(stashed)) <= 2
 
 
+@pytest.mark.slow
 def test_memory_for_versions_changes_the_plan(mmt: tuple[Graph, CostTable], stashed: Plan) -> None:
     # With a quarter of the memory, a plan with fewer samples in flight and fewer versions is chosen.
     assert stashed.prediction is not None

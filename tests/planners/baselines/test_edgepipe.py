@@ -27,6 +27,7 @@ PROFILES = Path(__file__).parents[3].parent / "shared" / "data" / "pipeedge"
 OPTIONS = Options(evaluate=period_seconds, micro_batch=8)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not PROFILES.exists(), reason="the published profiles are not here")
 def test_every_published_schedule_has_its_bottleneck() -> None:
     """ViT-Base on 4 + 4 devices at 1 Gb/s: 1.549 s; ViT-Large: 5.043 s. Infeasible where nothing fits."""

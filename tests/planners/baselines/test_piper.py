@@ -66,7 +66,9 @@ def bert(devices: int, micro_batches: int) -> Instance:
 
 
 @pytest.mark.skipif(not DATA.exists(), reason=f"{DATA} is not here")
-@pytest.mark.parametrize(("devices", "batch", "seconds"), [(64, 512, 0.0209573), (512, 1920, 0.00256113)])
+@pytest.mark.parametrize(
+    ("devices", "batch", "seconds"), [(64, 512, 0.0209573), pytest.param(512, 1920, 0.00256113, marks=pytest.mark.slow)]
+)
 def test_bert_as_published(devices: int, batch: int, seconds: float) -> None:
     found = piper(bert(devices, batch))
     assert max(cut.seconds for cut in found) == pytest.approx(seconds, rel=2.5e-6)

@@ -44,7 +44,7 @@ def test_the_graph_planner_is_never_worse_than_the_chain_planner(seed: int) -> N
 
 
 @given(seed=st.integers(0, 10**9), size=st.sampled_from(micro_batch_sizes(8)))
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_the_bottleneck_is_optimal_on_small_graphs(seed: int, size: int) -> None:
     problem = random_problem(seed, most_ops=8, most_devices=4, batch_size=8)
     plan = graphpipe(problem, Options(objective="bottleneck", micro_batch=size))

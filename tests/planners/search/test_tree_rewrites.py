@@ -8,7 +8,7 @@ from graphpipe.graph import Edge, Graph, Op
 from graphpipe.graph.tree import Leaf, Parallel, Series, inner_first
 from graphpipe.planners.search.tree_rewrites import bundled, cut_bytes, mirrored, paired, width
 
-LEVELS = 1_500
+LEVELS = 1_050
 NAMES = [f"o{at}" for at in range(2 * LEVELS + 1)]
 
 
