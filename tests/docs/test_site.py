@@ -153,6 +153,7 @@ def test_every_fence_becomes_a_code_block(site: Path) -> None:
         assert re.search(r"<code>(?:bash|console|python|text|toml)\n", path.read_text()) is None, path
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (Debian: apt-get install chromium)")
 def test_in_a_browser_the_site_loads_nothing_from_elsewhere_and_follows_the_system(site: Path, tmp_path: Path) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=site)) as server:

@@ -30,7 +30,19 @@ PAGES = sorted(page for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.m
 SLOW = {
     *("worked-example", "published-layout", "backends", "splits", "cluster", "tensor", "inference"),
     *("faults", "configuration", "loop", "memory", "balance", "watching", "asynchronous", "training", "own-model"),
-    *("data", "sharing", "report", "checks", "large-models", "export"),
+    *(
+        "data",
+        "sharing",
+        "report",
+        "checks",
+        "large-models",
+        "export",
+        "tutorial",
+        "adapters",
+        "lightning",
+        "loads",
+        "trainer",
+    ),
 }
 """Pages of two processor seconds and more, whose commands have tests in their rooms too (`make test-slow`)."""
 NOT_RUN = {"needs two hosts", "needs a GPU", "needs a container of NVIDIA", "needs SLURM", "makes its environment"}

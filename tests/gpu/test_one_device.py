@@ -78,6 +78,7 @@ def test_parameters_that_stages_share(cut: str, device: str) -> None:
         torch.testing.assert_close(tensor.cpu(), twin.state_dict()[name], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_model_is_profiled_planned_predicted_and_measured(device: str) -> None:
     for case in [*gpu.cases(device, small=True)][1 if device == "cpu" else 0 :]:

@@ -16,7 +16,9 @@ from graphpipe.model.own_loss.from_transformers import from_transformers
 from graphpipe.run import Pipeline, PipelineOptions
 
 
-@pytest.mark.parametrize("name", ADAPTED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in ("lora", "prompt") else pytest.mark.slow) for name in ADAPTED]
+)
 def test_gradients_are_those_of_plain_pytorch(name: str) -> None:
     model, samples = ADAPTED[name](), Samples(8)
     batch = {key: column.clone() for key, column in samples.columns.items()}

@@ -29,24 +29,28 @@ JOBS: dict[str, dict[str, Any]] = {
     "llava": {"eval_strategy": "epoch", "max_steps": 2},
     "lora": {"eval_strategy": "epoch", "save_strategy": "epoch"},
 }
-NAMES = [pytest.param(name, marks=[pytest.mark.slow] if name == "llava" else []) for name in JOBS]
-"""`make test` trains no LLaVA: CLIP has pictures too, and is trained below."""
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] if name in ("t5", "llava") else []) for name in JOBS]
+"""`make test` trains T5 in one process only, and no LLaVA: CLIP has pictures too, and is trained below."""
 COMPARED = {"loss", "grad_norm", "learning_rate", "epoch", "eval_loss", "eval_total", "train_loss"}
 
 
-@pytest.fixture(scope="module")
-def jobs(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
-    """Return the trainings of the models that a selected test is about."""
-    calls = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
+def jobs_of(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
+    """Return the trainings of the models that a selected test is about which asks for a fixture."""
+    using = [
+        item
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.path == request.path and request.fixturename in item.fixturenames
+    ]
+    calls = [getattr(item, "callspec", None) for item in using]
     names = {"gpt2", "lora", *(call.params.get("name") for call in calls if call is not None)}
     return {name: more for name, more in JOBS.items() if name in names}
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory, jobs: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def plain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Return what `Trainer` makes of every model in one process."""
     folder, results = tmp_path_factory.mktemp("plain"), {}
-    for name, more in jobs.items():
+    for name, more in jobs_of(request).items():
         trained = trainer(name, folder / name, pipeline=False, **more)
         trained.train()
         results[name] = result_of(trained)
@@ -60,9 +64,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ranks(folder: Path, jobs: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+def ranks(request: pytest.FixtureRequest, folder: Path) -> list[dict[str, Any]]:
     """Return what two ranks make of every model; they are started once."""
-    return values(run_ranks(train_on_ranks, 2, folder / "world", str(folder), jobs, seconds=500))
+    return values(run_ranks(train_on_ranks, 2, folder / "world", str(folder), jobs_of(request), seconds=500))
 
 
 def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -86,10 +90,8 @@ def test_two_ranks_train_as_trainer_does(
     assert any("eval_loss" in entry for entry in plain[name]["log"])
 
 
-# On two ranks all of them are tried above.
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "gpt2" else pytest.mark.slow) for name in JOBS]
-)
+# On two ranks others are tried above.
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name == "t5" else pytest.mark.slow) for name in JOBS])
 def test_one_process_trains_as_trainer_does(name: str, tmp_path: Path, plain: dict[str, dict[str, Any]]) -> None:
     trained = trainer(name, tmp_path, pipeline=True, **JOBS[name])
     trained.train()
@@ -152,7 +154,7 @@ def smoothed(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Te
     return loss / num_items_in_batch - 0.01 * scores.mean(-1).sum() / num_items_in_batch
 
 
-@pytest.mark.parametrize("kind", ["overridden", "function", "smoothing"])
+@pytest.mark.parametrize("kind", ["overridden", "function", pytest.param("smoothing", marks=pytest.mark.slow)])
 def test_the_trainers_own_loss_gets_the_pipelines_outputs(kind: str, tmp_path: Path) -> None:
     kinds = (WeightedTrainer, WeightedPipelineTrainer) if kind == "overridden" else (Trainer, PipelineTrainer)
     logs = []

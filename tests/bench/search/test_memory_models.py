@@ -6,6 +6,7 @@ import torch
 from bench.search import memory_models
 
 
+@pytest.mark.slow
 def test_gpt2_medium_has_the_published_parameters():
     graph = memory_models.gpt2()
     tied, vocabulary, hidden = 354_823_168, 50_257, 1024  # Radford et al. 2019, as Hugging Face counts gpt2-medium

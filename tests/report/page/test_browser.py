@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from browser import CHROMIUM, Browser
+from latin_square import latin_square
 from subjects import PLAN, large_trace, whole_subject
 
 from graphpipe.report.content.subject import Subject
@@ -61,8 +62,7 @@ def wait_for_fill(browser: Browser, before: int) -> None:
     browser.wait(f"Number({FIGURE}.dataset.fills ?? 0) > {before}")
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize(("width", "dark"), latin_square([1280, 400], [False, True]))
 def test_every_figure_is_drawn_without_errors(browser: Browser, page: Path, width: int, dark: bool) -> None:
     show(browser, page, width, dark)
     assert browser.evaluate("document.querySelectorAll('.figure .main-svg').length") >= 8
@@ -85,7 +85,7 @@ def test_figures_outside_the_window_are_drawn_too(browser: Browser, page: Path) 
     assert browser.problems == []
 
 
-@pytest.mark.parametrize(("width", "lines"), [(1280, 1), (400, 2)])
+@pytest.mark.parametrize(("width", "lines"), [pytest.param(1280, 1, marks=pytest.mark.slow), (400, 2)])
 def test_row_names_take_two_lines_in_a_narrow_window(browser: Browser, page: Path, width: int, lines: int) -> None:
     show(browser, page, width)
     names = browser.evaluate(f"[...{FIGURE}.querySelectorAll('.ytick text')].map((one) => one.innerHTML)")
@@ -126,6 +126,7 @@ def test_pointing_at_a_task_shows_seconds_and_samples(browser: Browser, page: Pa
     assert "2.000 s, from 0.000 s to 2.000 s" in hover
 
 
+@pytest.mark.slow
 def test_a_segment_without_flushes_shows_versions(browser: Browser, tmp_path: Path) -> None:
     plan = with_policy(PLAN, "moving-average")
     write_html(Subject(title="segment", plan=plan, predicted=simulate(plan, mini_batches=3)), tmp_path / "page.html")
@@ -154,6 +155,7 @@ def test_dragging_zooms_and_fills_the_cells_again(browser: Browser, page: Path) 
     assert (edges[0], edges[-1]) == (pytest.approx(low), pytest.approx(high))
 
 
+@pytest.mark.slow
 def test_buttons_and_keys_zoom_and_move_within_the_step(browser: Browser, page: Path) -> None:
     show(browser, page)
     whole = browser.evaluate(RANGE)
@@ -175,6 +177,7 @@ def test_buttons_and_keys_zoom_and_move_within_the_step(browser: Browser, page: 
     assert browser.problems == []
 
 
+@pytest.mark.slow
 def test_the_tab_key_reaches_every_element_and_leaves_the_page(browser: Browser, page: Path) -> None:
     show(browser, page)
     seen: list[str] = []
@@ -190,6 +193,7 @@ def test_the_tab_key_reaches_every_element_and_leaves_the_page(browser: Browser,
         assert name in seen
 
 
+@pytest.mark.slow
 def test_ten_thousand_tasks_open_in_two_seconds(browser: Browser, tmp_path: Path) -> None:
     write_html(Subject(title="10,000 tasks", predicted=large_trace(16, 313)), tmp_path / "report.html")
     browser.look(1280, 900)
