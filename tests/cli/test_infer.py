@@ -105,7 +105,7 @@ def test_a_killed_rank_is_named_and_the_rest_is_answered_once_on_the_others(run:
     torch.testing.assert_close(load_file("a.safetensors")["output"], expected())
 
 
-@pytest.mark.usefixtures("plan")
+@pytest.mark.usefixtures("plan", "forked_ranks")
 def test_ctrl_c_ends_in_one_sentence_and_keeps_the_answers() -> None:
     words = ["mine.py:model", "--cluster", "local:1", "--batch", "8", "--data", "mine.py:slow", "-o", "a.jsonl"]
     command = [sys.executable, "-m", "graphpipe", "infer", *words]

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from forked_programs import FORKS
-from processes import descendants, still_running
+from processes import descendants, running_processes, still_running
 from run_scenarios import build
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
@@ -225,6 +225,7 @@ def test_a_port_in_use_is_refused() -> None:
         check_port(70000)
 
 
+@pytest.mark.slow
 def test_ranks_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", WAITING, str(tmp_path)]) as launcher:
         wait_for_ranks(tmp_path)
@@ -255,10 +256,12 @@ def wait_for_ranks(folder: Path) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_an_interrupt_leaves_no_process_behind(tmp_path: Path) -> None:
-    launcher = subprocess.Popen([sys.executable, "-c", WAITING, str(tmp_path)], stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", WAITING, str(tmp_path)]
+    launcher = subprocess.Popen(command, cwd=RANKS, stderr=subprocess.PIPE, text=True)
     wait_for_ranks(tmp_path)
-    ranks = descendants(launcher.pid)
+    ranks = running_processes(int((tmp_path / name).read_text()) for name in "01")
     launcher.send_signal(signal.SIGINT)
     _, output = launcher.communicate(timeout=90)
     assert launcher.returncode != 0

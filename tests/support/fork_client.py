@@ -22,6 +22,8 @@ def run(path: str, command: list[str]) -> int:
     connection.sendall(text)
     # As a process that is stopped (SIGSTOP), the command may not react: the client ends when the command does.
     signal.signal(signal.SIGTERM, lambda *_: connection.shutdown(socket.SHUT_WR))
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda *_: connection.send(b"i"))
     answer = connection.recv(4, socket.MSG_WAITALL)
     code = int.from_bytes(answer, "big", signed=True) if len(answer) == 4 else 1
     if code < 0:

@@ -9,8 +9,8 @@
 
 Each command runs in its own fork, with the environment, working directory, open files and Linux namespaces of the
 client. The fork shares nothing but imports with the server. The client exits with the command's exit code, or by the
-signal that ended the command. If the client receives SIGTERM or is killed, the command receives SIGTERM, and SIGKILL
-after `GRACE_SECONDS`.
+signal that ended the command. If the client receives SIGINT, the command receives it. If the client receives SIGTERM or
+is killed, the command receives SIGTERM, and SIGKILL after `GRACE_SECONDS`.
 """
 
 import atexit
@@ -54,7 +54,7 @@ SHARED = (
     *("matplotlib.backends.backend_svg", "pydantic.dataclasses", "rich._emoji_codes", "peft"),
     *("torch.export._trace", "torch._dynamo.exc", "torch.fx.experimental.validator", "torch.profiler"),
     *("torch.distributed.fsdp", "torch.distributed.optim", "torch.distributed.pipelining"),
-    *("scipy.optimize", "transformers.modeling_utils"),
+    *("scipy.optimize", "transformers.modeling_utils", "lightning.pytorch"),
     *(f"transformers.models.{name}.modeling_{name}" for name in _TRANSFORMERS),
 )
 """Modules that take long to import."""
@@ -191,8 +191,10 @@ def _enter_namespaces(connection: socket.socket) -> None:
 def _status(child: int, woken: socket.socket, client: socket.socket | None, seconds: float | None) -> int | None:
     """Wait, and return the status of a child that has ended, or `_NO_CLIENT`. None: it was only stopped, or is late."""
     found = select.select([each for each in (woken, client) if each], [], [], seconds)[0]
-    if client in found:
-        return _NO_CLIENT
+    if client and client in found:
+        if not client.recv(1):
+            return _NO_CLIENT
+        os.kill(child, signal.SIGINT)
     if woken in found:
         woken.recv(1 << 10)
     pid, status = os.waitpid(child, os.WNOHANG)  # SIGCHLD also comes when a child is stopped.

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from cli_cases import Run
-from forked_programs import forked_programs
 from safetensors.torch import load_file
 
 import graphpipe as gp
@@ -38,6 +37,7 @@ import graphpipe as gp
 sys.argv = []
 run = gp.train("tiny.toml", overrides=["train.steps=3"], tell=None)
 print(run.result.steps, run.folder.weights)
+sys.argv = ["script.py"]  # which runpy restores
 """
 """Without `if __name__ == "__main__"`, and without sys.argv, as in an embedded Python."""
 
@@ -60,21 +60,25 @@ def losses(folder: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_plain_script_trains_as_the_command_line_does(
-    run: Run, config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Path("script.py").write_text(SCRIPT)
+@pytest.mark.slow
+@pytest.mark.usefixtures("config")
+def test_a_rank_imports_nothing_that_it_does_not_need() -> None:
+    """It takes the captured model from the launcher: to capture it takes longer than all else before the first step."""
     with Path("tiny.py").open("a") as task:
         task.write(MODULES)
-    ran = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.split() == ["3", "runs/tiny-1/model.safetensors"]
-    # A rank takes the captured model from the launcher: to capture it takes longer than all else before the first step.
+    gp.train("tiny.toml", overrides=["train.steps=3"], tell=None)
     for imported in (set(Path(f"modules-{rank}").read_text().split()) for rank in range(2)):
         assert "graphpipe.run.pipeline" in imported
         heavy = {"torch.export._trace", "torch._dynamo", "sympy", "graphpipe.planners.registry"}
         assert imported & heavy == set()
-    monkeypatch.setattr(sys, "executable", str(forked_programs() / "python"))
+
+
+@pytest.mark.usefixtures("forked_ranks")
+def test_a_plain_script_trains_as_the_command_line_does(run: Run, config: Path) -> None:
+    Path("script.py").write_text(SCRIPT)
+    ran = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split() == ["3", "runs/tiny-1/model.safetensors"]
     by_command = run("train", config, "train.steps=3")
     assert by_command.code == 0, by_command.err
     assert losses(Path("runs/tiny-1")) == losses(Path("runs/tiny-2"))
