@@ -44,6 +44,7 @@ def test_the_demo_compares_and_trains(run: Run, tmp_path: Path, monkeypatch: pyt
     assert [stage.name for stage in Plan.load(trained.parent / "plan.json").stages] == ["left", "right", "sum"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 def test_without_plotly_the_demo_draws_no_pages(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # `pip install graphpipe-torch` brings no plotly: the demo rehearsed for a minute, and then asked for a bug report.

@@ -109,6 +109,7 @@ def test_a_bad_number_of_ranks(run: Run) -> None:
     assert "--ranks: is -1" in ran.err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 def test_under_torchrun_every_rank_checks_and_rank_0_shows_the_findings() -> None:
     done = torchrun(2, "doctor", "--json")

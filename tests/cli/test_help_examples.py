@@ -65,8 +65,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-LONG = {"demo", "init", "tune", "profile"}
-"""Verbs whose examples take long: `test_demo`, `test_init`, `test_verbs` and the room `training/tune` test them."""
+LONG = {"demo", "init", "tune", "profile", "check"}
+"""Verbs whose examples take long: `test_demo`, `test_init`, `test_verbs`, `test_check` and `training/tune` try them."""
 DONE: set[str] = set()
 """Commands that have run already."""
 

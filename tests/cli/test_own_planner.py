@@ -32,6 +32,8 @@ def test_compare_and_completion_list_it(run: Run, graph: Path) -> None:
 
 
 def test_a_training_configuration_chooses_it(run: Run, config: Path) -> None:
-    ran = run("train", config, "cluster=local:1", "plan.planner=one-stage", "train.steps=1", "--json")
+    ran = run(
+        "train", config, "cluster=local:1", "plan.planner=one-stage", "plan.costs=estimate", "train.steps=1", "--json"
+    )
     assert ran.code == 0
     assert Plan.load(Path(ran.json["directory"]) / "plan.json").planner == "one-stage"

@@ -190,6 +190,7 @@ def test_weights_are_saved_if_the_accuracy_of_the_trained_model_is_not_a_number(
     assert set(load_file("runs/tiny-1/model.safetensors")) >= {"a.weight", "b.weight", "sum.out.weight"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 def test_the_loss_is_part_of_what_is_planned(run: Run, config: Path) -> None:
     product = "torch.ones(500, 500).matmul(torch.ones(500, 500)).mean()"

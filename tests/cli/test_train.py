@@ -170,6 +170,7 @@ def test_torchrun_starts_the_ranks(config: Path) -> None:
     assert {path.name for path in Path(result["directory"]).iterdir()} == FILES
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 def test_ranks_that_the_plan_does_not_use_wait_along(config: Path) -> None:
     """torchrun starts as many ranks as there are GPUs, and a plan for fewer was an error: "Start 2 processes"."""

@@ -164,7 +164,7 @@ def test_replicas_take_over_from_a_lost_rank_without_a_checkpoint(run: Run, conf
 @pytest.mark.parametrize(
     ("fault", "limit", "cause"),
     [
-        ("raise@rank1:step4:phase=backward", 20, "InjectedError"),
+        pytest.param("raise@rank1:step4:phase=backward", 20, "InjectedError", marks=pytest.mark.slow),
         ("stop@rank2:step4:phase=forward", 10, "did not answer the other ranks within the time limit"),
     ],
 )
@@ -188,6 +188,7 @@ def test_a_run_continues_without_a_rank_that_raises_or_stops(
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 def test_a_run_without_a_flush_goes_on_from_its_last_drain(run: Run, planned: Path, tmp_path: Path) -> None:
     # The policy of a plan from a file was lost: the remaining devices trained with a flush.
@@ -209,7 +210,7 @@ def test_a_run_without_a_flush_goes_on_from_its_last_drain(run: Run, planned: Pa
 
 
 @pytest.mark.usefixtures("forked_ranks")
-@pytest.mark.parametrize("under_torchrun", [False, True])
+@pytest.mark.parametrize("under_torchrun", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_losing_a_rank_after_the_last_checkpoint_costs_no_step(
     under_torchrun: bool, run: Run, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,6 +126,7 @@ def test_a_run_without_its_metrics_log_has_no_result(run: Run, broken: None) -> 
     assert "metrics.jsonl: has no step, although all 3 steps are done" in ran.err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 def test_torchrun_resumes_a_run_of_two_processes_on_one(broken: None) -> None:
     # The plan was given as a file, so its policy is not in the configuration: it was lost once.
@@ -217,6 +218,7 @@ def test_runs_that_cannot_be_resumed(run: Run, broken: None) -> None:
     assert sorted(str(path) for path in Path("runs").rglob("*")) == before
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 def test_gradients_apart_go_on_from_a_checkpoint(run: Run, config: None) -> None:
     """Their optimizers are elsewhere than the weights that a checkpoint saves, and their plan has other stages."""

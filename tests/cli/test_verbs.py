@@ -280,6 +280,7 @@ def model():
 """
 
 
+@pytest.mark.slow
 def test_profile_measures_what_devices_share(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pair of layers becomes one operator. A plan without `--tensor` by the same costs must find the same one."""
     monkeypatch.chdir(tmp_path)

@@ -199,16 +199,16 @@ def test_each_rank_reads_what_its_stages_consume_and_the_training_is_the_same() 
 def test_held_out_samples_are_evaluated_during_the_training_which_stays_the_same(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    whole = gp.train("pairs.toml", overrides=["train.steps=6"], tell=None)
+    expected, _, held_out, _ = in_plain_pytorch(6)
     source = Path("pairs.py").read_text()
     metrics = "metrics=lambda outputs, targets: {'ones': targets.float().mean(), 'count': len(outputs)},"
     Path("pairs.py").write_text(source.replace("accuracy=accuracy,", f"accuracy=accuracy, {metrics}"))
     read(2)
     run = gp.train("pairs.toml", overrides=["train.steps=6", "train.eval_every=2"], tell=None)
-    assert losses(run.folder.path) == losses(whole.folder.path)
+    assert losses(run.folder.path) == pytest.approx(expected, rel=1e-5)
     found = read_evaluations(run.folder.evaluations)
     assert [each.step for each in found] == [2, 4, 6]
-    assert found[-1].loss == run.result.loss_held_out == whole.result.loss_held_out
+    assert found[-1].loss == run.result.loss_held_out == pytest.approx(held_out, rel=1e-5)
     assert found[-1].metrics == run.result.metrics
     assert run.result.metrics.keys() == {"accuracy", "ones", "count"}
     assert run.result.metrics["count"] == 19
@@ -236,12 +236,12 @@ def test_a_metric_that_is_no_number_is_named() -> None:
 
 
 def test_a_run_resumes_without_reading_what_it_has_trained() -> None:
-    whole = gp.train("pairs.toml", tell=None)
+    expected, weights, _, _ = in_plain_pytorch(7)
     first = gp.train("pairs.toml", overrides=["train.steps=4", "train.workers=2"], tell=None)
     read()
     gp.train("pairs.toml", overrides=["train.steps=7"], resume=first.folder.path, tell=None)
-    assert losses(first.folder.path) == losses(whole.folder.path)
-    assert load_file(first.folder.weights)["a.weight"].equal(load_file(whole.folder.weights)["a.weight"])
+    assert losses(first.folder.path) == pytest.approx(expected, rel=1e-5)
+    torch.testing.assert_close(load_file(first.folder.weights)["a.weight"], weights["a.weight"], rtol=1e-4, atol=1e-6)
     assert {rank: lines.total() for rank, lines in read().items() if rank != "launcher"} == {"0": 24, "2": 24, "3": 24}
 
 
@@ -260,6 +260,7 @@ def test_replicas_read_their_own_samples() -> None:
     assert columns_of(by_rank["2"]) == {"label"}
 
 
+@pytest.mark.slow
 def test_ranks_that_take_over_read_the_samples_of_the_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker held the connections of its killed rank open, and the other ranks noticed the loss too late."""
     monkeypatch.setattr(sys, "executable", PYTHON)  # The parent of a fork is the server.
@@ -274,6 +275,7 @@ def test_ranks_that_take_over_read_the_samples_of_the_lost_one(monkeypatch: pyte
     assert losses(run.folder.path) == pytest.approx(in_plain_pytorch(7)[0], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_images_that_one_reader_reads_at_a_time_cost_what_one_reader_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SAMPLE_SECONDS", "0.02")
     run = gp.train("pairs.toml", overrides=["train.check=false"], tell=None)
