@@ -1,5 +1,6 @@
 """Begins the longest tests first, starts ranks quickly, and repeats tests of running processes once if they fail."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -61,6 +62,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(TESTS) and item.path.relative_to(TESTS).parts[0] in OF_RUNNING_PROCESSES:
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what the collection made out of collections of garbage, also in forks, which would copy what they visit."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure() -> None:
