@@ -41,13 +41,13 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 
 TESTS = Path(__file__).parent
 LONGEST = (
-    *("docs/test_snippets", "run/weights/test_replica_sync", "integrations/test_transformers_trainer"),
-    *("cli/test_train_elastic", "run/test_tensor_parallel", "training/task/test_training_by_plan", "docs/test_site"),
-    *("run/test_hugging_face", "model/own_loss/test_remedies", "run/faults/test_faults", "training/test_train"),
-    *("launch/test_launcher", "run/device/test_memory_usage", "model/split/test_split", "cli/test_help_examples"),
-    *("model/capture/test_capture", "run/weights/test_other_tools", "zoo_graphs/test_zoo_graph", "cli/test_verbs"),
-    *("cli/test_infer", "cli/test_train_resume", "cli/test_train_telemetry", "run/device/test_shared_memory"),
-    *("model/capture_cache/test_capture_cache", "run/segments/test_weight_policies", "run/stage/test_shapes"),
+    *("run/test_tensor_parallel", "run/weights/test_replica_sync", "cli/test_train_elastic", "docs/test_site"),
+    *("model/capture/test_capture", "integrations/test_transformers_trainer", "run/test_hugging_face"),
+    *("model/split/test_split", "model/capture_cache/test_capture_cache", "cli/test_help_examples", "cli/test_verbs"),
+    *("docs/test_snippets", "training/task/test_training_by_plan", "run/device/test_memory_usage", "cli/test_train"),
+    *("report/page/test_browser", "run/stage/test_shapes", "run/segments/test_weight_policies"),
+    *("cli/test_train_resume", "run/faults/test_faults", "cli/test_train_telemetry"),
+    *("model/capture/test_batch_statistics", "zoo_graphs/test_zoo_graph", "model/own_loss/test_remedies"),
 )
 """Files of a quarter of a minute and more: begun last, one of them would keep a single worker busy at the end."""
 
