@@ -128,7 +128,10 @@ def test_stages_written_by_hand_take_a_policy(mmt: tuple[Graph, CostTable]) -> N
     assert back.prediction.steady_seconds is None
 
 
-def test_a_policy_is_saved_and_loaded(stashed: Plan, tmp_path: object) -> None:
+def test_a_policy_is_saved_and_loaded(tmp_path: object) -> None:
+    found, cluster = find_zoo_graph("two-tower-small"), Cluster.resolve("local:4")
+    assert found is not None
+    stashed = plan(found.graph, estimate(found.graph, cluster), cluster, batch_size=16, weights="stash")
     path = f"{tmp_path}/plan.json"
     stashed.save(path)
     assert Plan.load(path) == stashed
