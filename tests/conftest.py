@@ -47,7 +47,7 @@ LONGEST = (
     *("docs/test_snippets", "training/task/test_training_by_plan", "run/device/test_memory_usage", "cli/test_train"),
     *("report/page/test_browser", "run/stage/test_shapes", "run/segments/test_weight_policies"),
     *("cli/test_train_resume", "run/faults/test_faults", "cli/test_train_telemetry"),
-    *("model/capture/test_batch_statistics", "zoo_graphs/test_zoo_graph", "model/own_loss/test_remedies"),
+    *("model/capture/test_batch_statistics", "zoo_graphs/test_zoo_graph"),
 )
 """Files of a quarter of a minute and more: begun last, one of them would keep a single worker busy at the end."""
 

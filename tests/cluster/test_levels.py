@@ -127,6 +127,7 @@ def test_a_plan_keeps_what_sends_most_inside_a_rack(three: Cluster) -> None:
     assert sorted(ends) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_three_levels_go_through_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "three.toml").write_text(THREE)
     path = tmp_path / "plan.json"

@@ -17,7 +17,7 @@ from graphpipe.run import Pipeline, PipelineOptions
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in ("lora", "prompt") else pytest.mark.slow) for name in ADAPTED]
+    "name", [pytest.param(name, marks=[] if name == "lora" else pytest.mark.slow) for name in ADAPTED]
 )
 def test_gradients_are_those_of_plain_pytorch(name: str) -> None:
     model, samples = ADAPTED[name](), Samples(8)

@@ -107,6 +107,7 @@ def test_a_rank_captures_without_labels_what_was_traced_with_them(name: str) -> 
     assert capture_again(model, graph.inputs, graph.origin, compare_modes=False).graph == graph
 
 
+@pytest.mark.slow
 def test_mini_batches_of_other_lengths_have_the_models_own_loss() -> None:
     """Llama was refused: "it no longer has 'to_dtype'", the conversion of its scores, which only its loss does."""
     model, batch = build_family("llama")
