@@ -54,7 +54,7 @@ SHARED = (
     *("matplotlib.backends.backend_svg", "pydantic.dataclasses", "rich._emoji_codes", "peft"),
     *("torch.export._trace", "torch._dynamo.exc", "torch.fx.experimental.validator", "torch.profiler"),
     *("torch.distributed.fsdp", "torch.distributed.optim", "torch.distributed.pipelining"),
-    *("scipy.optimize", "transformers.modeling_utils", "lightning.pytorch"),
+    *("scipy.optimize", "transformers.modeling_utils"),
     *(f"transformers.models.{name}.modeling_{name}" for name in _TRANSFORMERS),
 )
 """Modules that take long to import."""
