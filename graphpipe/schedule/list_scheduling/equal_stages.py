@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from graphpipe.cluster import Link
-from graphpipe.cluster.device import slowest_seconds
 from graphpipe.schedule.task_numbers import first_equal
 
 
@@ -17,10 +16,26 @@ class Messages:
     shares: int
     """Replicas on the side that has more of them: a message carries the share of one replica."""
     links: frozenset[Link | None]
+    sent: float = 1.0
+    """Messages that a replica sends at once to those of the other stage, of those that share ports; at least 1."""
+    got: float = 1.0
+    """Messages that a replica gets at once from those of the other stage, of those that share ports; at least 1."""
 
-    def seconds(self, samples: int) -> float:
-        """Return the seconds of a transfer of so many samples between the slowest pair of replicas."""
-        return slowest_seconds(self.links, self.bytes_per_sample * samples / self.shares)
+    @property
+    def share_ports(self) -> bool:
+        """Whether they share the ports of devices with other messages."""
+        return any(link is not None and link.shared for link in self.links)
+
+    def seconds(self, samples: int, at_once: float) -> float:
+        """Return the seconds of a transfer of so many samples between the slowest pair of replicas.
+
+        Args:
+            samples: of all replicas.
+            at_once: messages that pass the fuller port of a pair together, where ports are shared.
+        """
+        count = self.bytes_per_sample * samples / self.shares
+        together = count * at_once
+        return max(link.seconds(together if link.shared else count) if link else 0.0 for link in self.links)
 
 
 class Hop(NamedTuple):

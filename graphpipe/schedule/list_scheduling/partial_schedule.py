@@ -87,7 +87,7 @@ class PartialSchedule:
     _gradients: list["_Mail"] = field(init=False)
     """What the backwards of each stage send."""
     _channels: list[float] = field(init=False)
-    """When the last message of each channel arrives."""
+    """When each channel is free again."""
 
     def __post_init__(self) -> None:
         works = self.works.stages
@@ -116,9 +116,10 @@ class PartialSchedule:
 
     def _mail(self, routes: Iterable[MessageRoute], *, forward: bool) -> "_Mail":
         sent_along: list[_Route] = []
-        for to, channel, portions in routes:
+        for to, channel, occupied, portions in routes:
             receiver = self.progress[to]
-            sent_along.append((receiver, receiver.inputs if forward else receiver.returns, channel, portions))
+            messages = receiver.inputs if forward else receiver.returns
+            sent_along.append((receiver, messages, channel, occupied, portions))
         return _Mail(sent_along, [receiver for receiver, *_ in sent_along])
 
     def put(self, stage: int, kind: Kind, start: float) -> Sequence[StageProgress]:
@@ -163,17 +164,18 @@ class PartialSchedule:
 
     def _send(self, mail: "_Mail", index: int, end: float, *, forward: bool) -> Sequence[StageProgress]:
         channels = self._channels
-        for progress, messages, channel, portions in mail.routes:
-            arrival = channels[channel]
-            if end > arrival:
-                arrival = end
+        for progress, messages, channel, occupied, portions in mail.routes:
+            free = channels[channel]
+            if end > free:
+                free = end
             missing, arrived = messages.missing, messages.arrived
             for number, seconds in portions[index]:
-                arrival += seconds
+                arrival = free + seconds
+                free += seconds * occupied
                 missing[number] -= 1
                 if arrival > arrived[number]:
                     arrived[number] = arrival
-            channels[channel] = arrival
+            channels[channel] = free
             if forward:
                 progress.expect_forward()
             else:
@@ -207,9 +209,9 @@ class PartialSchedule:
         return max(own.free - own.begun + own.work.sum_seconds + own.work.optimizer_seconds for own in self.progress)
 
 
-_Route = tuple[StageProgress, ExpectedMessages, int, Portions]
-"""The receiver of the messages along an edge, those it waits for, their channel and the micro-batches that they are
-for."""
+_Route = tuple[StageProgress, ExpectedMessages, int, float, Portions]
+"""The receiver of the messages along an edge, those it waits for, their channel, how long they occupy it, and the
+micro-batches that they are for."""
 
 
 class _Mail(NamedTuple):

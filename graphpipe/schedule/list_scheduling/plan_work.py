@@ -1,6 +1,7 @@
 """The work of a whole plan, as list schedulers read it. Equal branches are listed once."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -35,7 +36,8 @@ def work_of_plan(plan: Plan) -> PlanWork:
     places = {stage: _places(plan.stages[stage].devices, hosted) for stage in position}
     devices = sorted({device for some in places.values() for device in some})
     at = {device: place for place, device in enumerate(devices)}
-    routed = _routed(plan.batch_size, own, [hop._replace(source=stands[hop.source]) for hop in hops], position)
+    ports = [stage.devices[0] for stage in plan.stages]
+    routed = _routed(plan.batch_size, own, _distinct(hops, stands, position), position, ports)
     works = [replace(work, places=tuple(at[device] for device in places[stage])) for stage, work in routed.items()]
     return PlanWork(tuple(works), tuple(position[stage] for stage in stands), tuple(devices))
 
@@ -45,12 +47,24 @@ def _hops(plan: Plan) -> list[Hop]:
     for number, edge in enumerate(plan.edges):
         source, target = plan.stages[edge.source], plan.stages[edge.target]
         links = plan.cluster.links(source.devices, target.devices)
-        shares = max(source.degree, target.degree)
-        hops.append(Hop(edge.source, edge.target, Messages(edge.bytes_per_sample, shares, links)))
+        shares, fewer = max(source.degree, target.degree), min(source.degree, target.degree)
+        partners = 1.0 if shares == fewer else _partners(plan, source.devices, target.devices)
+        ends = (partners, 1.0) if source.degree == fewer else (1.0, partners)
+        hops.append(Hop(edge.source, edge.target, Messages(edge.bytes_per_sample, shares, links, *ends)))
         if number in plan.gradient_edges:
-            back = Messages(plan.sent_bytes(number, backward=True), shares, links)
+            back = Messages(plan.sent_bytes(number, backward=True), shares, links, *ends[::-1])
             hops.append(Hop(edge.target, edge.source, back))
     return hops
+
+
+def _partners(plan: Plan, sources: tuple[int, ...], targets: tuple[int, ...]) -> float:
+    """Return with how many others a replica of the smaller stage exchanges messages through its port; at least 1."""
+
+    def partners() -> float:
+        pairs = [bool(plan.cluster.port(one, other)) for one in sources for other in targets]
+        return max(1.0, max(len(sources), len(targets)) / min(len(sources), len(targets)) * sum(pairs) / len(pairs))
+
+    return plan.cost_model.op_bytes.once(("partners", sources, targets), partners)
 
 
 def hosted_stages(plan: Plan) -> dict[int, tuple[int, ...]]:
@@ -88,17 +102,44 @@ def _places(devices: Sequence[int], hosted: Mapping[int, tuple[int, ...]]) -> li
     return list({hosted[device]: device for device in reversed(devices)}.values())
 
 
+def _distinct(hops: Sequence[Hop], stands: Sequence[int], position: Container[int]) -> dict[Hop, tuple[float, float]]:
+    """Return the messages between stages that are listed, with how many a device sends, and gets, at once.
+
+    Messages of equal stages count as one, because they arrive at the same times.
+    """
+    sent = Counter((hop.source, stands[hop.target]) for hop in hops)
+    got = Counter((stands[hop.source], hop.target) for hop in hops)
+    distinct = (hop._replace(source=stands[hop.source]) for hop in hops if hop.target in position)
+    return {
+        hop: (hop.messages.sent * sent[hop.source, hop.target], hop.messages.got * got[hop.source, hop.target])
+        for hop in distinct
+    }
+
+
 def _routed(
-    batch_size: int, own: Sequence[StageWork], hops: Iterable[Hop], position: Mapping[int, int]
+    batch_size: int,
+    own: Sequence[StageWork],
+    hops: Mapping[Hop, tuple[float, float]],
+    position: Mapping[int, int],
+    ports: Sequence[int],
 ) -> dict[int, StageWork]:
-    """Return the work of the stages that have a position, with all messages between them."""
+    """Return the work of the stages that have a position, with all messages between them.
+
+    Messages that share ports leave a device one after the other, whatever stages they go to. Other messages wait only
+    for those along the same edge.
+    """
     sent: dict[tuple[int, bool], list[MessageRoute]] = {}
     waits = {(stage, forward): [0] * own[stage].count for stage in position for forward in (True, False)}
-    # Messages of equal stages count as one, because they arrive at the same times.
-    for channel, hop in enumerate(dict.fromkeys(hop for hop in hops if hop.target in position)):
-        forward = hop.source < hop.target
-        portions = _portions(batch_size, own[hop.source].micro_batch, own[hop.target].micro_batch, hop.messages)
-        sent.setdefault((hop.source, forward), []).append(MessageRoute(position[hop.target], channel, portions))
+    channels: dict[object, int] = {}
+    for hop, ends in hops.items():
+        forward, messages = hop.source < hop.target, hop.messages
+        fuller, size, step = max(ends), own[hop.source].micro_batch, own[hop.target].micro_batch
+        channel = channels.setdefault(ports[hop.source] if messages.share_ports else hop, len(channels))
+        occupied = ends[0] / fuller if messages.share_ports else 1.0
+        route = MessageRoute(
+            position[hop.target], channel, occupied, portions := _portions(batch_size, size, step, messages, fuller)
+        )
+        sent.setdefault((hop.source, forward), []).append(route)
         for needing, _ in (portion for some in portions for portion in some):
             waits[hop.target, forward][needing] += 1
     return {
@@ -114,8 +155,8 @@ def _routed(
 
 
 @lru_cache(maxsize=4096)  # A search makes many plans whose stages exchange the same messages.
-def _portions(batch_size: int, size: int, step: int, messages: Messages) -> Portions:
+def _portions(batch_size: int, size: int, step: int, messages: Messages, at_once: float) -> Portions:
     portions: list[list[tuple[int, float]]] = [[] for _ in range(count_micro_batches(batch_size, size))]
     for index, there, samples in common_samples(batch_size, size, 1, step, 1).pieces[0]:
-        portions[index].append((there, messages.seconds(samples)))
+        portions[index].append((there, messages.seconds(samples, at_once)))
     return tuple(map(tuple, portions))

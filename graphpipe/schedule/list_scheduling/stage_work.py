@@ -21,7 +21,9 @@ class MessageRoute(NamedTuple):
     to: int
     """Position of the receiver in `PlanWork.stages`."""
     channel: int
-    """Number of the channel. Messages of one channel are sent one after the other."""
+    """Number of the channel: an edge, or a port of the sender. Messages of one channel are sent one after the other."""
+    occupied: float
+    """Share of a transfer in which it takes the channel. The rest is spent at a port of the receiver."""
     portions: Portions
 
 

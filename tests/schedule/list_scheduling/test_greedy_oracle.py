@@ -24,8 +24,10 @@ class Slow:
 
     works: PlanWork
     tasks: list[tuple[int, str, float, float]] = field(default_factory=list[tuple[int, str, float, float]])
-    messages: list[tuple[int, bool, int, int, float]] = field(default_factory=list[tuple[int, bool, int, int, float]])
-    """Receiver, whether it is an output, the receiver's micro-batch, the channel, and when it arrives."""
+    messages: list[tuple[int, bool, int, float]] = field(default_factory=list[tuple[int, bool, int, float]])
+    """Receiver, whether it is an output, the receiver's micro-batch, and when it arrives."""
+    channels: dict[int, float] = field(default_factory=dict[int, float])
+    """When each channel is free."""
 
     def count(self, stage: int, kinds: str) -> int:
         return sum(here == stage and kind in kinds for here, kind, *_ in self.tasks)
@@ -43,7 +45,7 @@ class Slow:
         wanted = self.work(stage).inputs if output else self.work(stage).returns
         if index == len(wanted) or (not output and index == self.count(stage, "F")):
             return inf
-        came = [at for to, out, task, _, at in self.messages if (to, out, task) == (stage, output, index)]
+        came = [at for to, out, task, at in self.messages if (to, out, task) == (stage, output, index)]
         return max([0.0, *came]) if len(came) == wanted[index] else inf
 
     def idle(self, stage: int) -> float:
@@ -69,8 +71,9 @@ class Slow:
         routes = {"F": work.outputs, "W": ()}.get(kind, work.gradients)
         for route in routes:
             for micro_batch, seconds in route.portions[index]:
-                busy = [at for *_, channel, at in self.messages if channel == route.channel]
-                self.messages.append((route.to, kind == "F", micro_batch, route.channel, max([end, *busy]) + seconds))
+                sent = max(end, self.channels.get(route.channel, 0.0))
+                self.messages.append((route.to, kind == "F", micro_batch, sent + seconds))
+                self.channels[route.channel] = sent + route.occupied * seconds
         return [route.to for route in routes]
 
     def seconds(self) -> float:
@@ -190,7 +193,8 @@ def drawn_plan(rng: random.Random) -> Plan:
         )
         for _ in range(count)
     ]
-    link = Link(latency_seconds=rng.choice([0.0, 0.5, 4.0]), bandwidth_bytes_per_second=rng.choice([1.0, 4.0]))
+    latency, bandwidth = rng.choice([0.0, 0.5, 4.0]), rng.choice([1.0, 4.0])
+    link = Link(latency_seconds=latency, bandwidth_bytes_per_second=bandwidth, shared=rng.random() < 0.5)
     plan = make_plan(
         parts, edges, batch_size=8, schedule="zb-auto", link=link, optimizer_seconds_per_parameter_byte=0.5
     )
