@@ -8,7 +8,7 @@ from math import inf
 from typing import Literal
 
 from graphpipe.cluster import Cluster
-from graphpipe.costs import CostTable, Recompute, State
+from graphpipe.costs import CostModel, CostTable, Recompute, State
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Graph
 from graphpipe.planners.problem.assign_devices import place
@@ -187,7 +187,12 @@ def _placed(
     rank = {stage: position for position, stage in enumerate(own)}
     near = [(rank[s], rank[t], count) for s, t, count in edges if s in rank and t in rank]
     own_types = [types[stage] for stage in own] if types else None
-    teams = place(problem.cluster, [parts[stage].degree for stage in own], near, own_types)
+    costs = CostModel.of(problem.graph, problem.costs, problem.cluster)
+
+    def summed_bytes(rank: int) -> float:
+        return costs.parameter_bytes.gradients(parts[own[rank]].ops)
+
+    teams = place(problem.cluster, [parts[stage].degree for stage in own], near, own_types, summed_bytes)
     return [teams[rank[hosts.get(position, position)]][: part.degree] for position, part in enumerate(parts)]
 
 

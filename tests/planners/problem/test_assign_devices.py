@@ -61,3 +61,17 @@ def test_a_replica_has_its_share_of_the_bytes() -> None:
     # device 4 2 x 2.5 / 1.9 + 1 / 0.8 s.
     assert place(five, [2, 1, 1], [(0, 2, 5.0), (1, 2, 1.0)]) == [(0, 2), (1,), (3,)]
     assert place(five, [2, 1, 1], [(0, 2, 10.0), (1, 2, 1.0)]) == [(0, 2), (1,), (4,)]
+
+
+def test_a_stage_chooses_after_the_others_if_all_replicas_then_sum_their_gradients_in_less_time() -> None:
+    # Two nodes of three devices and one more: one of the three stages must be spread.
+    nodes, degrees = linked("aaabbbc", {}), [2, 3, 2]
+    as_they_come = [(0, 1), (3, 4, 5), (2, 6)]
+    assert place(nodes, degrees, []) == as_they_come
+    assert place(nodes, degrees, [], summed_bytes=[1.0, 9.0, 1.0].__getitem__) == as_they_come
+    assert place(nodes, degrees, [], summed_bytes=[9.0, 1.0, 9.0].__getitem__) == [(0, 1), (2, 5, 6), (3, 4)]
+    assert place(nodes, degrees, [], summed_bytes=[1.0, 9.0, 9.0].__getitem__) == [(5, 6), (0, 1, 2), (3, 4)]
+
+
+def test_a_stage_larger_than_every_group_keeps_the_others_where_they_are() -> None:
+    assert place(linked("aaabbb", {}), [1, 4], [], summed_bytes=[1.0, 9.0].__getitem__) == [(0,), (1, 3, 4, 5)]
