@@ -34,8 +34,17 @@ def rehosted(problem: Problem, plan: Plan, options: Options) -> Plan:
     """
     sizes, tail = options.sizes(problem.batch_size), problem.graph.whole_batch_tail
     changes = _HostChanges(problem, sizes, tail, options.stages_per_device)
-    best = _as_planned(problem, plan)
-    seconds = options.ranked(best, inf)
+    start = _as_planned(problem, plan)
+    seconds = options.ranked(start, inf)
+    climbed = [_climbed(changes, start, seconds, options)]
+    if (deep := changes.deepened(start)) is not None:
+        deep_seconds = options.ranked(deep, seconds / WORTH_HOSTS)
+        if deep_seconds * WORTH_HOSTS < seconds:
+            climbed.append(_climbed(changes, deep, deep_seconds, options))
+    return min(climbed, key=lambda each: each[0])[1]
+
+
+def _climbed(changes: "_HostChanges", best: Plan, seconds: float, options: Options) -> tuple[float, Plan]:
     trials = min(MANY, max(PASSES, options.effort.hosted_tasks // task_count(best)))
     for _ in range(PASSES):
         start = best
@@ -43,14 +52,14 @@ def rehosted(problem: Problem, plan: Plan, options: Options) -> Plan:
             if least_step_seconds(trial) >= seconds or memory_shortfall(trial) > 0:
                 continue
             if not trials:
-                return best
+                return seconds, best
             trials -= 1
             if (trial_seconds := options.ranked(trial, seconds / WORTH_HOSTS)) * WORTH_HOSTS < seconds:
                 best, seconds = trial, trial_seconds
                 break
         if best is start:
             break
-    return best
+    return seconds, best
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +73,30 @@ class _HostChanges:
     def of(self, plan: Plan) -> Iterator[Plan]:
         """Yield the plans after one change, those that most often shorten a step first."""
         hosted = [(Part.of(stage), stage.devices) for stage in plan.stages]
-        free = [number for number, stage in enumerate(plan.stages) if self.tail.isdisjoint(stage.ops)]
-        for changed in self._changed(plan, hosted, free):
+        for changed in self._changed(plan, hosted, self._free(plan)):
             if changed is None or self._most_on_a_device(changed) > self.most:
                 continue
             if (trial := self._assembled(plan, changed)) is not None:
                 yield trial
+
+    def deepened(self, plan: Plan) -> Plan | None:
+        """Return the plan with each stage cut into two, if it fits."""
+        deep: list[Hosted] | None = [(Part.of(stage), stage.devices) for stage in plan.stages]
+        for number in reversed(self._free(plan)):
+            deep = None if deep is None else _deepened(plan, deep, number)
+        if deep is None or self._most_on_a_device(deep) > self.most:
+            return None
+        trial = self._assembled(plan, deep)
+        return None if trial is None or memory_shortfall(trial) > 0 else trial
+
+    def _free(self, plan: Plan) -> list[int]:
+        return [number for number, stage in enumerate(plan.stages) if self.tail.isdisjoint(stage.ops)]
 
     def _most_on_a_device(self, hosted: Sequence[Hosted]) -> int:
         own = (team for part, team in hosted if not self.tail.issuperset(part.ops))
         return max(Counter(chain.from_iterable(own)).values(), default=0)
 
     def _changed(self, plan: Plan, hosted: Sequence[Hosted], free: Sequence[int]) -> Iterator[list[Hosted] | None]:
-        deep: list[Hosted] | None = list(hosted)
-        for number in reversed(free):
-            deep = None if deep is None else _deepened(plan, deep, number)
-        yield deep
         slowest = sorted(free, key=lambda stage: seconds_per_sample(plan, stage), reverse=True)
         for number in slowest:
             yield _deepened(plan, hosted, number)
