@@ -15,7 +15,7 @@ from graphpipe.cluster import Cluster, Link
 from graphpipe.cluster.levels import device_groups
 from graphpipe.costs import CostModel
 from graphpipe.planners.cluster_parts import Positions, fastest_on_parts
-from graphpipe.planners.problem.limits import FEW, FEWER, GAIN, LARGE
+from graphpipe.planners.problem.limits import FAR, FEW, FEWER, GAIN, LARGE
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.plans.plan import Plan
@@ -31,8 +31,9 @@ def with_device_subsets(
 
     Leaving out devices helps where messages take time, or where some devices are slower than others. So of equal
     devices that are all in use, parts are searched only if the plan would be faster by `GAIN` with links that take no
-    time. A number of equal devices that is no power of two in equal nodes is hard to fill, so all but the
-    last, the last two and the last three are tried too.
+    time, or if they have far more time than their work takes: a plan may avoid messages because they are slow. A number
+    of equal devices that is no power of two in equal nodes is hard to fill, so all but the last, the last two and the
+    last three are tried too.
 
     A subset is searched only if its devices could do the work of a step in less time than the plan, without messages
     and without waiting. Those that could do it in the least time come first, because later ones must then be faster.
@@ -47,7 +48,8 @@ def with_device_subsets(
     one_type = len(problem.cluster.device_types) == 1
     subsets = device_subsets(problem.cluster)
     if one_type and len(plan.used_devices) == count and _messages_are_short(plan, options):
-        subsets = []
+        seconds = options.ranked(plan, inf)
+        subsets = [subset for subset in subsets if FAR * _least_seconds(problem, subset) < seconds]
     if one_type and not _is_regular(problem.cluster) and count <= most:
         subsets = [*subsets, *(tuple(range(count - left)) for left in range(1, min(FEWER, count - 1) + 1))]
     parts = sorted({(_least_seconds(problem, subset), subset) for subset in subsets if len(subset) <= most})
