@@ -12,7 +12,7 @@ from itertools import chain, combinations
 from math import inf
 
 from graphpipe.planners.improve.changes import halves, with_degree
-from graphpipe.planners.problem.limits import MANY, PASSES, WORTH_HOSTS
+from graphpipe.planners.problem.limits import MANY, PASSES, WORTH
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble, assemble_in_order, is_chain
 from graphpipe.plans.device_memory import memory_shortfall
@@ -38,8 +38,8 @@ def rehosted(problem: Problem, plan: Plan, options: Options) -> Plan:
     seconds = options.ranked(start, inf)
     climbed = [_climbed(changes, start, seconds, options)]
     if (deep := changes.deepened(start)) is not None:
-        deep_seconds = options.ranked(deep, seconds / WORTH_HOSTS)
-        if deep_seconds * WORTH_HOSTS < seconds:
+        deep_seconds = options.ranked(deep, seconds / WORTH)
+        if deep_seconds * WORTH < seconds:
             climbed.append(_climbed(changes, deep, deep_seconds, options))
     return min(climbed, key=lambda each: each[0])[1]
 
@@ -54,7 +54,7 @@ def _climbed(changes: "_HostChanges", best: Plan, seconds: float, options: Optio
             if not trials:
                 return seconds, best
             trials -= 1
-            if (trial_seconds := options.ranked(trial, seconds / WORTH_HOSTS)) * WORTH_HOSTS < seconds:
+            if (trial_seconds := options.ranked(trial, seconds / WORTH)) * WORTH < seconds:
                 best, seconds = trial, trial_seconds
                 break
         if best is start:

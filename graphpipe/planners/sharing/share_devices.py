@@ -6,7 +6,7 @@ from itertools import accumulate
 from math import inf
 
 from graphpipe.errors import Infeasible
-from graphpipe.planners.problem.limits import FAR, FEW_SHARED_TASKS, GAIN, HUGE, WORTH_HOSTS
+from graphpipe.planners.problem.limits import FAR, FEW_SHARED_TASKS, GAIN, HUGE, WORTH
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.problem.whole_batch_tail import most_stages_per_device
@@ -75,7 +75,7 @@ def _with_one_more(problem: Problem, before: _Shared, options: Options) -> _Shar
 def _worth_a_schedule(before: _Shared, shared: Sequence[Plan], options: Options) -> list[Plan]:
     """Return the plans of few tasks, and the first one if it ranks better than the best one before."""
     known, seconds = before.start.stages in before.seen, options.ranked(shared[0], inf)
-    gains = not known or seconds * WORTH_HOSTS < options.ranked(before.start, inf)
+    gains = not known or seconds * WORTH < options.ranked(before.start, inf)
     sums = accumulate(map(task_count, shared))
     return [
         plan
