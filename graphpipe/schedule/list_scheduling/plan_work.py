@@ -136,9 +136,8 @@ def _routed(
         fuller, size, step = max(ends), own[hop.source].micro_batch, own[hop.target].micro_batch
         channel = channels.setdefault(ports[hop.source] if messages.share_ports else hop, len(channels))
         occupied = ends[0] / fuller if messages.share_ports else 1.0
-        route = MessageRoute(
-            position[hop.target], channel, occupied, portions := _portions(batch_size, size, step, messages, fuller)
-        )
+        portions = _portions(batch_size, size, step, messages, fuller)
+        route = MessageRoute(position[hop.target], channel, occupied, portions)
         sent.setdefault((hop.source, forward), []).append(route)
         for needing, _ in (portion for some in portions for portion in some):
             waits[hop.target, forward][needing] += 1
