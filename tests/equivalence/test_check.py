@@ -116,7 +116,7 @@ def test_a_buffer_that_the_forward_makes_is_compared_by_its_name() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             if self.table is None:
-                self.register_buffer("table", torch.arange(4.0) + 0 * x.mean(), persistent=False)
+                self.register_buffer("table", torch.arange(4.0).to(x), persistent=False)
             return x + self.table
 
     model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(Table(), nn.Tanh()), nn.Linear(4, 3))
