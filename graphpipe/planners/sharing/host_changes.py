@@ -74,9 +74,7 @@ class _HostChanges:
         """Yield the plans after one change, those that most often shorten a step first."""
         hosted = [(Part.of(stage), stage.devices) for stage in plan.stages]
         for changed in self._changed(plan, hosted, self._free(plan)):
-            if changed is None or self._most_on_a_device(changed) > self.most:
-                continue
-            if (trial := self._assembled(plan, changed)) is not None:
+            if (trial := self._hosting(plan, changed)) is not None:
                 yield trial
 
     def deepened(self, plan: Plan) -> Plan | None:
@@ -84,10 +82,13 @@ class _HostChanges:
         deep: list[Hosted] | None = [(Part.of(stage), stage.devices) for stage in plan.stages]
         for number in reversed(self._free(plan)):
             deep = None if deep is None else _deepened(plan, deep, number)
-        if deep is None or self._most_on_a_device(deep) > self.most:
-            return None
-        trial = self._assembled(plan, deep)
+        trial = self._hosting(plan, deep)
         return None if trial is None or memory_shortfall(trial) > 0 else trial
+
+    def _hosting(self, plan: Plan, hosted: Sequence[Hosted] | None) -> Plan | None:
+        if hosted is None or self._most_on_a_device(hosted) > self.most:
+            return None
+        return self._assembled(plan, hosted)
 
     def _free(self, plan: Plan) -> list[int]:
         return [number for number, stage in enumerate(plan.stages) if self.tail.isdisjoint(stage.ops)]
