@@ -1,31 +1,36 @@
 """Types of values that PyTorch cannot look into: dataclasses with tensors are registered with it, others are found."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from types import MemberDescriptorType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from graphpipe.model.torch_private import flatten
+from graphpipe.model.torch_private import TreeSpec, flatten
 
 _DEEPEST = 4
 """Levels of objects in each other that are searched for tensors."""
 
 
-def register_dataclasses(value: object) -> bool:
-    """Register the dataclasses in a value that hold tensors, so that PyTorch looks into all of their kind from now on.
+def flatten_open(value: object) -> tuple[list[Any], TreeSpec]:
+    """Return the leaves and the containers of a value, as `flatten`. Dataclasses that hold tensors are containers."""
+    leaves, spec = flatten(value)
+    return flatten_open(value) if register_dataclasses(leaves) else (leaves, spec)
+
+
+def register_dataclasses(leaves: Sequence[object]) -> bool:
+    """Register the dataclasses among leaves that hold tensors: PyTorch looks into all of their kind from now on.
 
     Left out are those whose tensors `__init__` does not take: they could not be built again.
 
     Returns:
-        Whether there were any.
+        Whether there were any. What is in them are leaves then.
     """
-    found = {type(leaf) for leaf in flatten(value)[0] if _is_built_from_tensors(leaf)}
+    found = {type(leaf) for leaf in leaves if _is_built_from_tensors(leaf)}
     for kind in found:
         torch.export.register_dataclass(kind)
-    if found:
-        register_dataclasses(value)  # what is inside has become visible
     return bool(found)
 
 
@@ -54,6 +59,10 @@ def _inside(value: object) -> Iterable[object]:
 
 
 def _attributes(value: object) -> dict[str, Any]:
-    named = [getattr(kind, "__slots__", ()) for kind in type(value).__mro__]
-    slots = [name for each in named for name in ([each] if isinstance(each, str) else each)]
+    slots = [
+        name
+        for kind in type(value).__mro__
+        for name, member in vars(kind).items()
+        if isinstance(member, MemberDescriptorType)
+    ]
     return {**{name: getattr(value, name, None) for name in slots}, **getattr(value, "__dict__", {})}

@@ -86,8 +86,17 @@ def test_blocks_that_return_dataclasses_stay_whole() -> None:
 
 def test_a_block_that_has_to_stay_whole_and_hides_its_result_is_refused() -> None:
     opaque = ["blocks.0", "blocks.1", "blocks.2"]
-    with pytest.raises(gp.InvalidInput, match=r"takes a SimpleNamespace from blocks.0, .* or a dataclass"):
+    with pytest.raises(gp.InvalidInput, match=r"forward of 'blocks.0' returns a SimpleNamespace, .* or a dataclass"):
         gp.capture(Model(WAYS["namespace"]), torch.zeros(8, 4), opaque=opaque)
+
+
+class Private:
+    """An object whose only slot has another name outside of its class."""
+
+    __slots__ = ("__inside",)
+
+    def __init__(self, inside: Tensor) -> None:
+        self.__inside = inside
 
 
 @dataclass
@@ -103,7 +112,26 @@ class Computed:
 
 def test_a_dataclass_that_cannot_be_built_again_is_left_alone() -> None:
     value = [Computed(torch.ones(2)), SimpleNamespace(inside=Box(torch.ones(2))), Named]
-    assert not register_dataclasses(value)
-    assert [hides_tensors(leaf) for leaf in flatten(value)[0]] == [True, True, False]
+    leaves = flatten(value)[0]
+    assert not register_dataclasses(leaves)
+    assert [hides_tensors(leaf) for leaf in leaves] == [True, True, False]
+    assert hides_tensors(Private(torch.ones(2)))
     assert not hides_tensors(torch.ones(2))
     assert not hides_tensors(SimpleNamespace(layer=nn.Linear(2, 2), text="a", numbers=[1, 2]))
+
+
+class Direct(nn.Module):
+    """A model whose block is in no list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.head = Block(WAYS["namespace"]), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.block(x).hidden)
+
+
+def test_a_block_of_the_model_itself_that_hides_its_result_is_followed() -> None:
+    cut = cut_everywhere(Direct(), torch.zeros(8, 4))
+    assert cut.plan.graph.order == ("block.one", "block.other", "head")
+    assert checked(Direct(), cut).equal

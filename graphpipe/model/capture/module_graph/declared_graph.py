@@ -10,7 +10,7 @@ from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
 from graphpipe.model.capture.module_graph.rebuild_containers import rebuild_containers
 from graphpipe.model.dag_module import DagModule
 from graphpipe.model.hidden.real_call import call_anyway
-from graphpipe.model.hidden.result_types import register_dataclasses
+from graphpipe.model.hidden.result_types import flatten_open
 from graphpipe.model.torch_private import flatten, leaf, unflatten
 
 
@@ -33,7 +33,6 @@ def declared_graph(fake: DagModule, inputs: Mapping[str, Tensor]) -> ModuleGraph
         before = WeightsBefore(module.named_parameters)
         with Writes() as writes:
             values[name] = call_anyway(module, [values[other] for other in names], {})
-        register_dataclasses(values[name])
         if changed := before.changed(writes.wrote_into):
             call.meta["changes"] = tuple(f"{name}.{each}" for each in changed)
         nodes[name] = _unpack(graph, call, values[name])
@@ -45,7 +44,7 @@ def declared_graph(fake: DagModule, inputs: Mapping[str, Tensor]) -> ModuleGraph
 
 def _unpack(graph: fx.Graph, call: fx.Node, value: object) -> object:
     # The value with a node in place of each of its tensors.
-    leaves, spec = flatten(value)
+    leaves, spec = flatten_open(value)
     if spec.is_leaf():
         return call
     nodes: list[object] = []

@@ -31,10 +31,12 @@ class CannotExpress(Exception):
         path: of the submodule, "" for the model itself.
         reason: completes the sentence "the forward of ...".
         remedy: what the user can do, if that is not to move this part into a submodule.
+        follow: whether glue could express it if the forward were followed. The submodule is whole so far.
     """
 
-    def __init__(self, path: str, reason: str, remedy: str = "") -> None:
+    def __init__(self, path: str, reason: str, remedy: str = "", *, follow: bool = False) -> None:
         super().__init__(path, reason)
+        self.follow = follow
         self.path = path
         self.reason = reason
         self.remedy = remedy

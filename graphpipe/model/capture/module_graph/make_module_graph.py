@@ -40,7 +40,7 @@ from graphpipe.model.inputs import blank, taking_tensors
 from graphpipe.model.quiet import quiet_export
 from graphpipe.model.recorded_parts import recorded_parts
 from graphpipe.model.sample_rows import SampleLoops, without_lists
-from graphpipe.model.torch_private import fake_mode, is_data_dependent
+from graphpipe.model.torch_private import fake_mode, flatten, is_data_dependent
 from graphpipe.user_frames import warn_user
 
 _DIFFERS = "behaves differently in training and in evaluation, or for another number of samples"
@@ -119,10 +119,10 @@ def _by_export(
     *,
     compare_modes: bool,
 ) -> tuple[ModuleGraph, Origin]:
-    # A submodule whose forward glue cannot express becomes opaque, and tracing starts again. The returned origin lists
-    # these submodules, so that the next capture traces once. If export or a forward is at fault, the error's cause is
-    # an ExportFailed or a CannotExpress.
-    opaque = list(origin.opaque)
+    # A submodule whose forward glue cannot express becomes opaque, one that hides its results is split, and tracing
+    # starts again. The returned origin lists these submodules, so that the next capture traces once. If export or a
+    # forward is at fault, the error's cause is an ExportFailed or a CannotExpress.
+    opaque, split = list(origin.opaque), list(origin.split)
     constants = {str(part.path[0]): part.value for part in origin.parts if len(part.path) == 1}
     recorded = recorded_parts(fake, {**dict(origin.arguments), **constants})
     if origin.arguments:
@@ -133,14 +133,14 @@ def _by_export(
     if origin.forms:
         fake.forward = taking(fake.forward, dict(origin.forms), [*examples])
     while True:
-        paths = opaque_modules(fake, [*origin.split, *(path for path in recorded if path not in opaque)], opaque)
+        paths = opaque_modules(fake, [*split, *(path for path in recorded if path not in opaque)], opaque)
         _check_recorded(paths, recorded)
         followed = followed_modules(fake, paths)
         try:
             with observed_modes(followed) as reads:
                 loops = SampleLoops(_samples(examples))
                 found = exported_graph(
-                    fake, paths, examples, runs, loops, origin.outputs, blocks=small_blocks(fake, origin.split)
+                    fake, paths, examples, runs, loops, origin.outputs, blocks=small_blocks(fake, split)
                 )
             warn_of_counters(followed)
             warn_of_remembered(fake, followed, partial(_call, fake, examples, mode))
@@ -149,7 +149,9 @@ def _by_export(
             if ((compare_modes or origin.modes_differ) and (owners or loops.count)) or writes(found):
                 again = _Again(fake, paths, examples, runs, owners, origin.outputs)
                 found = _compared(found, again, origin, loops=loops.count > 0)
-            return found, replace(origin, opaque=tuple(opaque), modes_differ=found.in_evaluation is not None)
+            return found, replace(
+                origin, opaque=tuple(opaque), split=tuple(split), modes_differ=found.in_evaluation is not None
+            )
         except WriteIntoViews as fault:
             opaque += fault.paths
         except CannotExpress as fault:
@@ -157,21 +159,24 @@ def _by_export(
             if inside:
                 runs.hidden |= inside
                 continue
+            if fault.follow and fault.path not in opaque:
+                split.append(fault.path)
+                continue
             path = _around(fault.path, opaque, origin)
-            if not path or path in (*origin.split, *origin.opaque) or _only_lists(fake, path, origin.opaque):
+            if not path or path in (*split, *origin.opaque):
                 raise cannot_express(fake, fault) from fault
-            opaque += _alike(fake, path) if EVERY in origin.split else [path]
+            opaque += _alike(fake, path) if EVERY in split else [path]
         except InvalidInput:
             raise
         except Exception as error:
-            if returned_type(error) and register_dataclasses(_call(fake, examples, mode)):
+            if returned_type(error) and register_dataclasses(flatten(_call(fake, examples, mode))[0]):
                 continue
             found = failing_submodule(error, fake, paths)
-            if not found or found in origin.split:
+            if not found or found in split:
                 raise cannot_trace(fake, error) from ExportFailed(str(error))
             if not is_data_dependent(error):
                 warn_user(f"'{found}' stays whole, since its forward cannot be traced: {why_untraced(error)}")
-            opaque += [found, *(each for each in _alike(fake, found) if each not in origin.split)]
+            opaque += [found, *(each for each in _alike(fake, found) if each not in split)]
 
 
 def _call(fake: nn.Module, examples: Mapping[str, Tensor], mode: AbstractContextManager[object]) -> object:
@@ -185,13 +190,6 @@ def _around(path: str, opaque: Collection[str], origin: Origin) -> str:
     while path in opaque and path not in origin.opaque:
         path = path.rpartition(".")[0]
     return path
-
-
-def _only_lists(fake: nn.Module, path: str, whole: Collection[str]) -> bool:
-    # A list of modules is never called: those in it would be followed, although the user wants them whole.
-    return isinstance(fake.get_submodule(path), nn.ModuleList | nn.ModuleDict) and any(
-        _inside(each, path) for each in whole
-    )
 
 
 def _alike(fake: nn.Module, path: str) -> list[str]:

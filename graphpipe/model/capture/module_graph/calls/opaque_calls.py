@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from graphpipe.model.capture.module_graph.calls.call_outcome import SAMPLES, CallOutcome, Form
 from graphpipe.model.capture.module_graph.calls.static_runs import StaticRuns
 from graphpipe.model.capture.module_graph.failures import CannotExpress
-from graphpipe.model.hidden.result_types import hides_tensors, register_dataclasses
+from graphpipe.model.hidden.result_types import flatten_open, hides_tensors
 from graphpipe.model.hidden.watched_tensors import tell_call, using_tensors
 from graphpipe.model.recorders import apart, recorders
 from graphpipe.model.torch_private import (
@@ -97,8 +97,7 @@ def recording(root: nn.Module, paths: Sequence[str], runs: StaticRuns) -> Genera
 
 def _recorder(path: str, module: nn.Module, runs: StaticRuns, calls: list[OpaqueCall]) -> Callable[..., object]:
     def call(*args: object, **kwargs: object) -> object:
-        register_dataclasses((args, kwargs))
-        leaves, spec = flatten((args, kwargs))
+        leaves, spec = flatten_open((args, kwargs))
         tell_call(path)
         try:
             outcome = runs.outcome(path, spec, leaves)
@@ -151,8 +150,8 @@ def _check_visible(path: str, outcome: CallOutcome, given: Sequence[object]) -> 
     # What reads a tensor inside such an object would read one of the run on fake tensors, as if it were a constant.
     for leaf in outcome.leaves:
         if not isinstance(leaf, Form) and hides_tensors(leaf) and not any(leaf is each for each in given):
-            what = f"takes a {type(leaf).__name__} from {path}, whose tensors PyTorch cannot look into"
-            raise CannotExpress(path.rpartition(".")[0], what, "Return tensors, tuples, lists, dicts or a dataclass.")
+            what = f"returns a {type(leaf).__name__}, whose tensors PyTorch cannot look into"
+            raise CannotExpress(path, what, "Return tensors, tuples, lists, dicts or a dataclass.", follow=True)
 
 
 def _by_samples(tensor: Tensor, given: Sequence[Tensor]) -> Tensor:

@@ -13,9 +13,9 @@ from graphpipe.model.capture.module_graph.calls.weight_writes import WeightsBefo
 from graphpipe.model.capture.work.recurrence import recurrent_layers_at_a_glance
 from graphpipe.model.hidden.library_draws import library_draws_fixed
 from graphpipe.model.hidden.real_call import real_ones
-from graphpipe.model.hidden.result_types import register_dataclasses
+from graphpipe.model.hidden.result_types import flatten_open
 from graphpipe.model.kept_attributes import attributes_kept
-from graphpipe.model.torch_private import TreeSpec, answering, call_directly, flatten, non_leaf_alias, unflatten
+from graphpipe.model.torch_private import TreeSpec, answering, call_directly, non_leaf_alias, unflatten
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +110,7 @@ def static_run(
         attributes_kept(module),
         library_draws_fixed(),
     ):
-        result = call_directly(module, *args, **kwargs)
-        register_dataclasses(result)
-        found, returned = flatten(result)
+        found, returned = flatten_open(call_directly(module, *args, **kwargs))
         kept = buffers.changed(flow.wrote_into)
     tensors = [leaf for leaf in found if isinstance(leaf, Tensor)]
     returned_tensors = [*tensors]
