@@ -91,7 +91,7 @@ def exported_graph(
                 raise WriteIntoViews(sorted(writing))
         if writes or any(_maps(node.target) for node in program.graph.nodes):
             program = program.run_decompositions({})  # writes become functions, and vmap becomes what it computes
-    return Translation(program, calls, list(inputs), outputs, written).module_graph()
+    return Translation(program, calls, list(inputs), runs.registered, outputs, written).module_graph()
 
 
 def _maps(target: object) -> bool:

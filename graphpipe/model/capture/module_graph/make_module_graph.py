@@ -35,6 +35,7 @@ from graphpipe.model.capture.module_graph.module_graph import TRAINING, ModuleGr
 from graphpipe.model.capture.module_graph.opaque_modules import EVERY, followed_modules, opaque_modules, small_blocks
 from graphpipe.model.dag_module import DagModule
 from graphpipe.model.fake_copy import fake_copy
+from graphpipe.model.hidden.registered_tensors import RegisteredTensors
 from graphpipe.model.hidden.result_types import register_dataclasses
 from graphpipe.model.inputs import blank, taking_tensors
 from graphpipe.model.quiet import quiet_export
@@ -79,7 +80,8 @@ def make_module_graph(
         examples = blank(inputs, samples)
     # torch.export runs outside the mode, so that constant tensors in a forward keep their data.
     if method == "export":
-        runs = StaticRuns(fake_copy(module, inside := fake_mode()), inside)
+        root = fake_copy(module, inside := fake_mode())
+        runs = StaticRuns(root, inside, RegisteredTensors.of(module, fake, root))
         if for_loss or origin.outputs:
             fake.forward = without_lists(fake.forward, origin.outputs)
         return fake, *_by_export(fake, examples, runs, origin, mode, compare_modes=compare_modes)
@@ -142,6 +144,9 @@ def _by_export(
                 found = exported_graph(
                     fake, paths, examples, runs, loops, origin.outputs, blocks=small_blocks(fake, split)
                 )
+            if reaching := _reaching(fake, runs, opaque):
+                split += reaching
+                continue
             warn_of_counters(followed)
             warn_of_remembered(fake, followed, partial(_call, fake, examples, mode))
             owners = {path for path, module in fake.named_modules() if module in reads}
@@ -190,6 +195,13 @@ def _around(path: str, opaque: Collection[str], origin: Origin) -> str:
     while path in opaque and path not in origin.opaque:
         path = path.rpartition(".")[0]
     return path
+
+
+def _reaching(fake: nn.Module, runs: StaticRuns, opaque: Collection[str]) -> list[str]:
+    # Submodules that read weights of others. Where their forwards are followed, these weights are known by name.
+    found = [path for path in runs.reaching if path not in opaque]
+    runs.reaching.clear()
+    return list(dict.fromkeys(each for path in found for each in _alike(fake, path) if each not in opaque))
 
 
 def _alike(fake: nn.Module, path: str) -> list[str]:

@@ -24,6 +24,7 @@ from graphpipe.model.capture.module_graph.module_graph import (
 )
 from graphpipe.model.capture.module_graph.rebuild_containers import rebuild_containers
 from graphpipe.model.hidden.raising_branches import ASSERTION
+from graphpipe.model.hidden.registered_tensors import RegisteredTensors
 from graphpipe.model.torch_private import (
     TreeSpec,
     flatten,
@@ -45,10 +46,12 @@ class Translation:
         program: ExportedProgram,
         calls: list[OpaqueCall],
         names: list[str],
+        registered: RegisteredTensors,
         outputs: Sequence[str] = (),
         written: Collection[str] = (),
     ) -> None:
         self.program = program
+        self.registered = registered
         self.calls = calls
         self.graph = fx.Graph()
         self.env: dict[fx.Node, Any] = {}
@@ -106,20 +109,28 @@ class Translation:
                 self.batch = self.batch or str(node.meta["val"].shape[0])
             elif node.users and spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
                 assert spec.target is not None
-                self.env[node] = self._attribute(spec.target, constant=spec.kind == InputKind.CONSTANT_TENSOR)
+                constant = spec.kind == InputKind.CONSTANT_TENSOR
+                self.env[node] = self._constant(spec.target) if constant else self._attribute(spec.target)
 
-    def _attribute(self, target: str, *, constant: bool) -> fx.Node:
-        node = self.graph.create_node("get_attr", target)
-        node.meta["owner"] = ""
-        if not constant:
-            self.buffers[target] = node
-            return self._cloned(node) if target in self.cloned else node
+    def _attribute(self, target: str) -> fx.Node:
+        node = self._get_attr(target)
+        self.buffers[target] = node
+        return self._cloned(node) if target in self.cloned else node
+
+    def _constant(self, target: str) -> fx.Node:
         tensor = self.program.constants[target]
         assert isinstance(tensor, Tensor)
+        if (name := self.registered.name_of(tensor)) is not None:
+            return self._attribute(name)
         self.constants[target] = tensor
-        moved = self.graph.call_method("to", (node, self.device))
+        moved = self.graph.call_method("to", (self._get_attr(target), self.device))
         moved.meta["owner"] = ""
         return moved
+
+    def _get_attr(self, target: str) -> fx.Node:
+        node = self.graph.create_node("get_attr", target)
+        node.meta["owner"] = ""
+        return node
 
     def _cloned(self, buffer: fx.Node) -> fx.Node:
         # Those who read a buffer keep its value for the backward, and the next micro-batch writes into it before that.
@@ -129,7 +140,7 @@ class Translation:
 
     def _write(self, buffer: str, value: fx.Node) -> None:
         if buffer not in self.buffers:  # it is not read
-            self._attribute(buffer, constant=False)
+            self._attribute(buffer)
         new = self.graph.call_function(written, (self.buffers[buffer], self.env[value]))
         new.meta["owner"] = ""
         new.meta["writes"] = buffer

@@ -166,6 +166,8 @@ class DataFlow(DispatchMode):
         """The tensors that operators wrote into, other than those that the call made itself."""
         self.numbers = frozenset[int]()
         """The arguments of which the call has asked for numbers, with which it may do anything."""
+        self.read: list[Tensor] = []
+        """The tensors that operators read, other than the arguments and those that the call made itself."""
         self._made: set[int] = set()
         self._costly: set[int] = set()
         self._alive: list[Tensor] = [*arguments]  # a memory key is unique only while its tensor is alive
@@ -183,6 +185,8 @@ class DataFlow(DispatchMode):
         written = [] if func is RENORM else written_arguments(func, args, kwargs)
         results = [each for each in flatten(result)[0] if isinstance(each, Tensor)]
         known = {memory_key(each) for each in operands}
+        if func.namespace != "prim" and not reads_no_values(func):
+            self.read += [each for each in operands if memory_key(each) not in self._sources]
         found = frozenset[int]() if reads_no_values(func) else self.sources(operands)
         found = self._with_mixed(func, args, operands, results, found)
         if func is _NUMBER:

@@ -66,6 +66,8 @@ class StaticRun:
     """The module's parameters that it wrote into or replaced."""
     buffers: tuple[str, ...]
     """The module's buffers that it wrote into or replaced."""
+    read: Sequence[Tensor]
+    """The tensors that it read, besides its arguments and what it made itself."""
     steps: Sequence[Step]
     statistic: str
     """The operator that mixes samples, if a result or a branch depends on it. Empty without a run with fewer."""
@@ -136,6 +138,7 @@ def static_run(
         split=decisions.split,
         changed=weights.changed(flow.wrote_into),
         buffers=kept,
+        read=flow.read,
         steps=flow.steps,
         statistic=flow.mixing if MIXED in flow.sources(returned_tensors) | flow.numbers else "",
     )

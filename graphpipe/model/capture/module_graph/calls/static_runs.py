@@ -21,6 +21,7 @@ from graphpipe.model.capture.module_graph.calls.module_structure import Structur
 from graphpipe.model.capture.module_graph.calls.static_run import BlankArgument, StaticRun
 from graphpipe.model.capture.module_graph.failures import CannotExpress
 from graphpipe.model.hidden.real_call import real_copy
+from graphpipe.model.hidden.registered_tensors import RegisteredTensors
 from graphpipe.model.hidden.watched_tensors import TensorUse, using_tensors
 from graphpipe.model.recorders import apart
 from graphpipe.model.torch_private import TreeSpec, is_view, outside_tracing, size_at
@@ -46,11 +47,15 @@ class StaticRuns:
     Args:
         root: a copy of the model on fake tensors of `mode`, which nobody else calls.
         mode: of fake tensors.
+        registered: the tensors of the model and of its copies.
     """
 
-    def __init__(self, root: nn.Module, mode: AbstractContextManager[object]) -> None:
+    def __init__(self, root: nn.Module, mode: AbstractContextManager[object], registered: RegisteredTensors) -> None:
         self.root = root
         self.mode = mode
+        self.registered = registered
+        self.reaching: dict[str, str] = {}
+        """Submodules whose forwards read a tensor that belongs to another one, with its name."""
         self._known: dict[object, CallOutcome] = {}
         self._structures = Structures(root)
         self.hidden: set[str] = set()
@@ -96,6 +101,8 @@ class StaticRuns:
                 runs = self._real_runs(module, spec, given, error)
             decided = runs[0][0].decided
             ways = runs_of_every_way(module, spec, given) if decided and runs[0][0].repeatable else []
+        if name := self.registered.elsewhere(runs[0][0].read, module):
+            self.reaching[path] = name
         outcomes = [self._outcome(path, *each) for each in runs]
         if not decided:
             return outcomes[0]

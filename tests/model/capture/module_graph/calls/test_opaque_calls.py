@@ -9,6 +9,7 @@ import graphpipe as gp
 from graphpipe.model.capture.module_graph.calls.opaque_calls import OpaqueCall, recording
 from graphpipe.model.capture.module_graph.calls.static_runs import StaticRuns
 from graphpipe.model.fake_copy import fake_copy
+from graphpipe.model.hidden.registered_tensors import RegisteredTensors
 from graphpipe.model.torch_private import fake_mode
 
 
@@ -26,7 +27,7 @@ def test_a_recorded_call_is_one_operator_that_lists_the_arguments_it_wrote_into(
     with mode:
         x, y = torch.zeros(2, 3), torch.zeros(2, 3)
     inside = fake_mode()
-    runs = StaticRuns(fake_copy(model, inside), inside)
+    runs = StaticRuns(fake_copy(model, inside), inside, RegisteredTensors.of())
     with recording(root, ["writes"], runs) as calls:
         assert root.get_submodule("writes")(x, y=y).shape == (2, 3)
     (call,) = calls
