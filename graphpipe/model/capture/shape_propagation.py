@@ -205,13 +205,27 @@ def evaluate(
             constant = module_graph.constants.get(str(node.target))
             return attribute(fake, node.target) if constant is None else constant
         case "call_module":
-            return call_anyway(fake.get_submodule(str(node.target)), args, kwargs, counting)
+            own = _changeable(args), _changeable(kwargs)
+            return call_anyway(fake.get_submodule(str(node.target)), *own, counting)
         case "call_function":
             return node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]
         case "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         case _:
             return args
+
+
+def _changeable(value: Any) -> Any:
+    # The lists and dicts of a graph refuse changes. A submodule may write its result into the dict that it is given.
+    match value:
+        case dict():
+            return {key: _changeable(each) for key, each in value.items()}
+        case list():
+            return [_changeable(each) for each in value]
+        case tuple() if type(value) is tuple:
+            return tuple(_changeable(each) for each in value)
+        case _:
+            return value
 
 
 def attribute(module: nn.Module, target: Any) -> Any:

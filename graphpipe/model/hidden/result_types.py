@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from types import MemberDescriptorType
+from functools import partial
+from types import BuiltinMethodType, CellType, FunctionType, MemberDescriptorType, MethodType
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 
 from graphpipe.model.torch_private import TreeSpec, flatten
 
+_EMPTY = CellType()
+"""What a function will have, and does not have yet."""
 _DEEPEST = 4
 """Levels of objects in each other that are searched for tensors."""
 
@@ -35,7 +38,10 @@ def register_dataclasses(leaves: Sequence[object]) -> bool:
 
 
 def hides_tensors(leaf: object, *, depth: int = _DEEPEST) -> bool:
-    """Whether an object that PyTorch cannot look into holds a tensor. The parameters of modules do not count."""
+    """Whether an object that PyTorch cannot look into holds a tensor. The parameters of modules do not count.
+
+    A function holds what it was made with: `def undo(y): return y * scale + mean` inside of a forward.
+    """
     if isinstance(leaf, Tensor):
         return depth < _DEEPEST
     if not depth or isinstance(leaf, str | bytes | int | float | type | nn.Module):
@@ -51,6 +57,13 @@ def _is_built_from_tensors(leaf: object) -> bool:
 
 
 def _inside(value: object) -> Iterable[object]:
+    if isinstance(value, FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != _EMPTY]
+        return [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, MethodType | BuiltinMethodType):
+        return [value.__self__, getattr(value, "__func__", None)]
     if isinstance(value, Mapping):
         return [*value.values(), *_attributes(value).values()]
     if isinstance(value, list | tuple | set | frozenset):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,6 +91,39 @@ def test_a_block_that_has_to_stay_whole_and_hides_its_result_is_refused() -> Non
         gp.capture(Model(WAYS["namespace"]), torch.zeros(8, 4), opaque=opaque)
 
 
+class Undoing(nn.Module):
+    """Returns a function that reads tensors of its forward, as reversible normalization does."""
+
+    def __init__(self, *, partially: bool) -> None:
+        super().__init__()
+        self.scale, self.partially = nn.Linear(4, 4), partially
+
+    def forward(self, x: Tensor) -> Any:
+        mean = x.mean(0)
+        if self.partially:
+            return self.scale(x - mean), partial(torch.add, mean)
+        return self.scale(x - mean), lambda changed: changed + mean
+
+
+class Undone(nn.Module):
+    """Calls such a function after its layers."""
+
+    def __init__(self, *, partially: bool) -> None:
+        super().__init__()
+        self.norm, self.layer, self.head = Undoing(partially=partially), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        changed, undo = self.norm(x)
+        return self.head(undo(torch.tanh(self.layer(changed))))
+
+
+@pytest.mark.parametrize("partially", [False, True])
+def test_a_function_that_a_block_returns_hides_tensors(partially: bool) -> None:
+    # The mean was a constant of the capture.
+    graph = gp.capture(Undone(partially=partially), torch.randn(8, 4))
+    assert "norm.scale" in graph.order, graph.order
+
+
 class Private:
     """An object whose only slot has another name outside of its class."""
 
@@ -116,6 +150,8 @@ def test_a_dataclass_that_cannot_be_built_again_is_left_alone() -> None:
     assert not register_dataclasses(leaves)
     assert [hides_tensors(leaf) for leaf in leaves] == [True, True, False]
     assert hides_tensors(Private(torch.ones(2)))
+    assert all(hides_tensors(each) for each in (torch.ones(2).add, Box(torch.ones(2)).__init__))
+    assert not any(hides_tensors(each) for each in (max, Box, flatten))
     assert not hides_tensors(torch.ones(2))
     assert not hides_tensors(SimpleNamespace(layer=nn.Linear(2, 2), text="a", numbers=[1, 2]))
 

@@ -20,6 +20,7 @@ from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
 from graphpipe.model.capture.module_graph.opaque_modules import followed_modules
 from graphpipe.model.capture.module_graph.plain_writes import replace_plain_writes
 from graphpipe.model.capture.module_graph.translation import Translation, owner_of
+from graphpipe.model.hidden.known_values import KnownValues
 from graphpipe.model.hidden.library_draws import library_draws_told
 from graphpipe.model.hidden.raising_branches import following_checks
 from graphpipe.model.hidden.untraced_losses import TracedLosses
@@ -79,7 +80,7 @@ def exported_graph(
     followed = followed_modules(fake, paths)
     told = library_draws_told(followed)  # outside of what keeps warnings of torch.export back
     with told, recording(fake, paths, runs) as calls, loops, broadcast_masks(), numbers_kept(fake), quiet_export():
-        with effects_refused(fake, followed), TracedLosses():
+        with effects_refused(fake, followed), TracedLosses(), KnownValues():
             program = following_checks(partial(_export, fake, inputs))
         detach_blocks(program)
         for module in _graphs(program):

@@ -10,12 +10,15 @@ from torch import Tensor
 from graphpipe.model.capture.module_graph.calls.mixed_samples import mixes
 from graphpipe.model.capture.module_graph.calls.weight_writes import RENORM
 from graphpipe.model.capture.work.flops import has_formula
+from graphpipe.model.hidden.known_values import have_data
 from graphpipe.model.torch_private import (
     GROUPED_PRODUCT,
     DispatchMode,
     flatten,
+    is_mutable,
     is_random,
     memory_key,
+    outside_tracing,
     reads_no_values,
     written_arguments,
 )
@@ -70,11 +73,15 @@ class Decisions:
 
         A loop over a number of rows that depends on values runs once, or not at all: a mixture of experts may loop over
         the experts that some word is sent to. The parts of a tensor whose sizes depend on values are nearly equal:
-        attention may take one image after the other.
+        attention may take one image after the other. What is computed from small tensors with data, such as a mask
+        that says which columns are numbers, has data too.
 
         Raises:
             RuntimeError: as `known`.
         """
+        if have_data(args, kwargs) and not is_mutable(func) and not is_random(func):
+            with outside_tracing():
+                return func(*args, **kwargs)
         if func is torch.ops.aten.unbind.int and _rows_are_unknown(*args, **kwargs):
             row = args[0].sum(0).to(args[0].dtype)  # has the shape of a row, and depends on the same values
             return [row] * self.decide()
