@@ -4,13 +4,14 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial, update_wrapper
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from graphpipe.errors import InvalidInput
+from graphpipe.model.kept_attributes import CONTAINERS, plain_attributes
 from graphpipe.model.torch_private import flatten, know_number, outside_tracing, unsaved_buffers
 
 _ASKS = ((nn.TransformerEncoder, "is_causal"), (nn.TransformerDecoder, "tgt_is_causal"))
@@ -104,9 +105,14 @@ def _not_asking(forward: Callable[..., object], argument: str, *args: object, **
 
 
 def computed_attributes(module: nn.Module) -> Iterator[Tensor]:
-    """Yield the tensors that an earlier forward left in attributes, such as a recurrent state."""
-    for part in module.modules():
-        yield from (value for value in vars(part).values() if isinstance(value, Tensor) and not value.is_leaf)
+    """Yield the tensors that an earlier forward left in attributes, such as a recurrent state or a list of losses."""
+    held = [value for part in module.modules() for value in plain_attributes(part).values()]
+    while held:
+        value = held.pop()
+        if isinstance(value, Tensor):
+            yield from () if value.is_leaf else (value,)
+        elif isinstance(value, (*CONTAINERS, tuple)):
+            held += cast("dict[object, object]", value).values() if isinstance(value, dict) else value
 
 
 def _already_there(module: nn.Module, path: str, *args: object, **kwargs: object) -> nn.Module:

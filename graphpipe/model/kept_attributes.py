@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graphpipe.model.torch_private import own_buffers, scripted_values
+from graphpipe.model.torch_private import HOOK_TABLES, own_buffers, scripted_values
 
 CONTAINERS = (list, dict, set, deque)
 """Kinds of values that a forward can change in place."""
@@ -43,6 +43,18 @@ def attributes_kept(module: nn.Module) -> Generator[None]:
 def _refill(container: Any, before: Any) -> None:
     container.clear()
     (container.update if isinstance(container, (dict, set)) else container.extend)(before)
+
+
+@contextmanager
+def hooks_kept(module: nn.Module) -> Generator[None]:
+    """Remove the hooks that the block adds: some libraries add theirs in the first forward."""
+    held = [(table, dict(table)) for part in module.modules() for table in HOOK_TABLES(part)]
+    try:
+        yield
+    finally:
+        for table, before in held:
+            table.clear()
+            table.update(before)
 
 
 @contextmanager

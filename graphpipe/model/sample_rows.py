@@ -7,9 +7,10 @@ This is followed as if no sample had any, which every step checks. Everything el
 refused.
 """
 
+import builtins
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ _TAKE: tuple[Any, ...] = (torch.take_along_dim, Tensor.take_along_dim)
 _COMPARING: tuple[Any, ...] = (torch.eq, Tensor.eq, Tensor.__eq__, *_UNEQUAL)
 _COUNTING: tuple[Any, ...] = (torch.sum, Tensor.sum, torch.any, Tensor.any, *_UNEQUAL)
 """Operators that turn where a tensor is zero into which of its rows are more than zeros."""
+_BUILTINS: Any = builtins
+_LEN = len
 _FEW = 25
 """With at most so many rows on both sides, `torch.cdist` multiplies no matrices."""
 _AUTO = "use_mm_for_euclid_dist_if_necessary"
@@ -153,15 +156,28 @@ class SampleLoops(TorchFunctionMode):
     Args:
         samples: the number of rows of each of them. A forward that uses it in another way gives another trace for
             another number.
+        lengths: whether `len(tensor)` is that variable number, as `tensor.shape[0]` is. Python's own `len` makes a
+            plain number of it, which loops need, and which `tensor.view(len(tensor), -1)` cannot have.
     """
 
-    def __init__(self, samples: int) -> None:
+    def __init__(self, samples: int, *, lengths: bool = False) -> None:
         super().__init__()
         self.samples = samples
+        self.lengths = lengths
         self.count = 0
         """The loops so far."""
         self.zeros: list[Tensor] = []
         """Where tensors are zero, how many zeros their rows have, and which rows have other elements."""
+
+    def __enter__(self) -> Self:
+        """Begin to watch tensors."""
+        _BUILTINS.len = _length if self.lengths else _LEN
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        """End it."""
+        _BUILTINS.len = _LEN
+        super().__exit__(*error)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -198,6 +214,10 @@ class SampleLoops(TorchFunctionMode):
 
     def _is_of_zeros(self, value: Any) -> bool:
         return any(value is zero for zero in self.zeros)
+
+
+def _length(value: Any) -> Any:
+    return value.shape[0] if isinstance(value, Tensor) and _is_over_samples(value) else _LEN(value)
 
 
 def _is_gather(input: Tensor, indices: Tensor, dim: int | None = None) -> bool:

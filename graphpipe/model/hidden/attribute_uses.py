@@ -1,8 +1,10 @@
 """Which attributes the forward of a class reads and sets, by its code."""
 
 import dis
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from types import CodeType
 
 from torch import nn
@@ -14,6 +16,8 @@ class AttributeUses:
 
     read: frozenset[str]
     stored: frozenset[str]
+    own: frozenset[str]
+    """Those that are stored in the module itself."""
 
 
 @lru_cache(1024)
@@ -22,11 +26,22 @@ def attribute_uses(kind: type[nn.Module]) -> AttributeUses:
 
     A counter often has a method for itself.
     """
-    uses = [(each.opname, str(each.argval)) for code in _codes(kind) for each in dis.get_instructions(code)]
+    codes = _codes(kind)
+    uses = [(each.opname, str(each.argval)) for code in codes for each in dis.get_instructions(code)]
     return AttributeUses(
         read=frozenset(name for use, name in uses if use in ("LOAD_ATTR", "LOAD_METHOD")),
         stored=frozenset(name for use, name in uses if use == "STORE_ATTR"),
+        own=frozenset(name for code in codes for name in _stored_in_self(code)),
     )
+
+
+def _stored_in_self(code: CodeType) -> Iterator[str]:
+    # What a method stores in its first argument. Python may load two variables by one instruction.
+    for before, each in pairwise(dis.get_instructions(code)):
+        loaded = before.argval[-1] if isinstance(before.argval, tuple) else before.argval
+        first = code.co_varnames[:1] if before.opname.startswith("LOAD_FAST") else ()
+        if each.opname == "STORE_ATTR" and loaded in first:
+            yield str(each.argval)
 
 
 def _codes(kind: type[nn.Module]) -> list[CodeType]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from checked_model import checked, cut_everywhere
 from hard_models import MODELS, ConvNet, Encoder, Frozen, Gpt, SequenceFirst, mlp, two_tower
 from stage_runs import assert_same, make_plan, run_stages
 from torch import Tensor, nn
@@ -682,18 +683,33 @@ def test_a_wrong_shape_is_refused_with_the_line_and_nothing_is_logged(capfd: pyt
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_forward_that_asks_for_len_is_told_what_to_write_instead() -> None:
+class Tokens(nn.Module):
+    """Asks for the number of samples by `len`, or makes a plain number of it."""
+
+    def __init__(self, *, plain: bool = False) -> None:
+        super().__init__()
+        self.plain, self.token = plain, nn.Parameter(torch.zeros(1, 4))
+        self.linear, self.head = nn.Linear(4, 4), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = int(x.shape[0]) if self.plain else len(x)
+        joined = torch.cat([self.token.expand(count, -1), torch.tanh(self.linear(x))], 1)
+        return self.head(joined.view(len(x), -1))
+
+
+def test_len_of_a_tensor_is_its_number_of_samples() -> None:
+    # Such a forward was told to use `x.shape[0]`, which the user of a library cannot do.
+    cut = cut_everywhere(model := Tokens(), torch.randn(8, 4))
+    assert cut.plan.graph.order == ("linear", "head")
+    assert checked(model, cut).equal
+    assert len(torch.zeros(2)) == 2
+    assert type(len(torch.zeros(2))) is int
+
+
+def test_a_plain_number_of_samples_is_refused_with_a_remedy() -> None:
     # The error was torch.export's "Constraints violated (batch)", with advice on a DagModule.
-    class Tokens(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.token, self.linear = nn.Parameter(torch.zeros(1, 4)), nn.Linear(4, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.linear(torch.cat([self.token.expand(len(x), -1), x], 1).view(-1, 4))
-
-    with pytest.raises(InvalidInput, match=r"plain number of the number of samples.*x\.shape\[0\] instead of len\(x\)"):
-        capture(Tokens(), torch.randn(2, 4))
+    with pytest.raises(InvalidInput, match=r"plain number of the number of samples.*x\.shape\[0\] instead of int"):
+        capture(Tokens(plain=True), torch.randn(2, 4))
 
 
 def test_unknown_names_of_inputs_are_refused() -> None:

@@ -46,6 +46,11 @@ class ExportFailed(Exception):
     """torch.export failed."""
 
 
+def fixes_samples(error: Exception) -> bool:
+    """Whether a forward made a plain number of the number of samples."""
+    return _FIXED in str(error)
+
+
 def failing_submodule(error: Exception, fake: nn.Module, opaque: Sequence[str]) -> str:
     """Return the innermost submodule whose forward failed, "" if none or an opaque one did.
 
@@ -111,11 +116,11 @@ def cannot_trace(module: nn.Module, error: Exception) -> InvalidInput:
             where="capture",
             remedy="Return tensors, tuples, lists, dicts or a dataclass.",
         )
-    if _FIXED in str(error):
+    if fixes_samples(error):
         return InvalidInput(
             f"{what}: its forward makes a plain number of the number of samples, which is variable",
             where="capture",
-            remedy="Use x.shape[0] instead of len(x), range(x.shape[0]) and int(x.shape[0]).",
+            remedy="Do not loop over range(x.shape[0]), and use x.shape[0] instead of int(x.shape[0]).",
         )
     if _CALL in str(error):
         place = f" ({at})" if (at := user_place(error)) else ""

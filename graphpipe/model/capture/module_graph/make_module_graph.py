@@ -12,6 +12,7 @@ from graphpipe.graph import Input, InputLayout, Origin
 from graphpipe.model.capture.module_graph.calls.hidden_effects import warn_of_counters
 from graphpipe.model.capture.module_graph.calls.remembered_values import warn_of_remembered
 from graphpipe.model.capture.module_graph.calls.static_runs import StaticRuns
+from graphpipe.model.capture.module_graph.calls.unreturned_values import may_keep_values, unreturned_values
 from graphpipe.model.capture.module_graph.compare_modes import difference, evaluation_output, writes, writes_unseen
 from graphpipe.model.capture.module_graph.declared_graph import declared_graph
 from graphpipe.model.capture.module_graph.exported_graph import (
@@ -26,6 +27,7 @@ from graphpipe.model.capture.module_graph.failures import (
     cannot_express,
     cannot_trace,
     failing_submodule,
+    fixes_samples,
     returned_type,
     why_untraced,
 )
@@ -124,7 +126,7 @@ def _by_export(
     # A submodule whose forward glue cannot express becomes opaque, one that hides its results is split, and tracing
     # starts again. The returned origin lists these submodules, so that the next capture traces once. If export or a
     # forward is at fault, the error's cause is an ExportFailed or a CannotExpress.
-    opaque, split = list(origin.opaque), list(origin.split)
+    opaque, split, lengths = list(origin.opaque), list(origin.split), False
     constants = {str(part.path[0]): part.value for part in origin.parts if len(part.path) == 1}
     recorded = recorded_parts(fake, {**dict(origin.arguments), **constants})
     if origin.arguments:
@@ -134,13 +136,17 @@ def _by_export(
         fake.forward = taking_tensors(fake.forward, origin.parts, by_name=named)
     if origin.forms:
         fake.forward = taking(fake.forward, dict(origin.forms), [*examples])
+    watched = may_keep_values(fake)
     while True:
         paths = opaque_modules(fake, [*split, *(path for path in recorded if path not in opaque)], opaque)
+        if watched and (passing := _passing(fake, paths, examples, mode, [*opaque, *split])):
+            split += passing
+            continue
         _check_recorded(paths, recorded)
         followed = followed_modules(fake, paths)
         try:
             with observed_modes(followed) as reads:
-                loops = SampleLoops(_samples(examples))
+                loops = SampleLoops(_samples(examples), lengths=lengths)
                 found = exported_graph(
                     fake, paths, examples, runs, loops, origin.outputs, blocks=small_blocks(fake, split)
                 )
@@ -152,7 +158,7 @@ def _by_export(
             owners = {path for path, module in fake.named_modules() if module in reads}
             follow_modes(found.graph, owners)
             if ((compare_modes or origin.modes_differ) and (owners or loops.count)) or writes(found):
-                again = _Again(fake, paths, examples, runs, owners, origin.outputs)
+                again = _Again(fake, paths, examples, runs, owners, origin.outputs, lengths)
                 found = _compared(found, again, origin, loops=loops.count > 0)
             return found, replace(
                 origin, opaque=tuple(opaque), split=tuple(split), modes_differ=found.in_evaluation is not None
@@ -176,6 +182,12 @@ def _by_export(
         except Exception as error:
             if returned_type(error) and register_dataclasses(flatten(_call(fake, examples, mode))[0]):
                 continue
+            if fixes_samples(error) and not lengths:
+                lengths = True
+                continue
+            if passing := _passing(fake, paths, examples, mode, [*opaque, *split]):
+                split += passing
+                continue
             found = failing_submodule(error, fake, paths)
             if not found or found in split:
                 raise cannot_trace(fake, error) from ExportFailed(str(error))
@@ -195,6 +207,18 @@ def _around(path: str, opaque: Collection[str], origin: Origin) -> str:
     while path in opaque and path not in origin.opaque:
         path = path.rpartition(".")[0]
     return path
+
+
+def _passing(
+    fake: nn.Module,
+    paths: Sequence[str],
+    examples: Mapping[str, Tensor],
+    mode: AbstractContextManager[object],
+    tried: Collection[str],
+) -> list[str]:
+    # Whole submodules that exchange tensors through attributes.
+    found = unreturned_values(fake, paths, [*examples.values()], partial(_call, fake, examples, mode))
+    return [path for path in found if path not in tried]
 
 
 def _reaching(fake: nn.Module, runs: StaticRuns, opaque: Collection[str]) -> list[str]:
@@ -232,11 +256,13 @@ class _Again:
     owners: Collection[str]
     """Paths of the modules that read their mode."""
     outputs: Sequence[str]
+    lengths: bool
+    """Whether `len` of a tensor may be the variable number of samples."""
 
     def graph(self, written: Collection[str], *, training: bool) -> ModuleGraph:
         """Return the graph in a mode, given the buffers that the forward writes into in training."""
         less = {name: each.new_empty((len(each) - 1, *each.shape[1:])) for name, each in self.examples.items()}
-        loops = SampleLoops(_samples(less))
+        loops = SampleLoops(_samples(less), lengths=self.lengths)
         self.fake.train(training)
         self.runs.root.train(training)
         try:
