@@ -68,7 +68,7 @@ class Experts(nn.Module):
         for part in self.parts:
             x = part(x)
         losses: list[Any] = [*self.losses, *(part.loss for part in self.parts)]
-        return self.head(x) + sum(losses)[:, None]
+        return self.head(x) + torch.stack(losses).sum(0)[:, None]
 
 
 class Reader(nn.Module):
