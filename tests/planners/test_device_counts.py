@@ -7,6 +7,7 @@ import pytest
 from problems import cluster, table, towers
 
 import graphpipe as gp
+from bench.search.counts import summit
 from bench.search.vision_models import vision_graph
 from graphpipe.graph import Edge, Graph, Op, read_pipedream
 from graphpipe.planners.problem.options import Options
@@ -108,13 +109,19 @@ def test_a_micro_batch_that_the_caller_names_stays(schedule: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not PROFILE.exists(), reason="../shared/data is absent")
-def test_gnmt_is_not_slower_than_with_piper() -> None:
-    """Where branches are far apart, estimates were too low, and gnmt was 4 % slower than with Piper."""
-    whole = gp.Cluster.preset("summit:2x6")
+@pytest.mark.parametrize(("devices", "schedule"), [(12, "auto"), (14, "1f1b"), (22, "auto")])
+def test_gnmt_is_not_slower_than_with_piper(devices: int, schedule: str) -> None:
+    """Where branches are far apart, estimates were too low, and gnmt was 4 % slower than with Piper.
+
+    On 14 and 22 devices it was 0.1 and 1.8 % slower, while the search did not know the partitions that Piper finds.
+    """
+    whole = summit(devices)
     graph = read_pipedream(PROFILE)
     steps: list[float] = []
     for planner in ("graphpipe", "piper"):
-        plan = gp.plan(graph, gp.estimate(graph, whole), whole, batch_size=384, planner=planner, schedule="auto")
+        plan = gp.plan(
+            graph, gp.estimate(graph, whole), whole, batch_size=32 * devices, planner=planner, schedule=schedule
+        )
         assert plan.prediction is not None
         steps.append(plan.prediction.step_seconds)
     assert steps[0] <= steps[1] * (1 + 1e-9)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from graphpipe.graph.series_parallel import Leaf
 from graphpipe.planners.baselines.dapple import shortest_step
 from graphpipe.planners.baselines.downset_table import DownsetTable
 from graphpipe.planners.baselines.downsets import Downsets
-from graphpipe.planners.baselines.stage_loads import StageLoads
+from graphpipe.planners.baselines.stage_loads import Counting, StageLoads
 from graphpipe.planners.problem.limits import (
     CLOSE,
     DOWNSETS,
@@ -37,6 +38,7 @@ from graphpipe.plans.plan import Plan
 from graphpipe.units import format_bytes
 
 Array = NDArray[np.float64]
+_TRAFFIC: tuple[Counting, ...] = ("added", "longest")
 _Partitions = Mapping[int, list[Part]]
 """Partitions by setting."""
 
@@ -173,8 +175,11 @@ class PartitionSearch:
         """Find the best of all partitions of a small graph, including those that its forms do not contain.
 
         For a larger graph, find the best intervals of its topological order, for the micro-batch sizes of the best
-        estimates. These are the partitions that the chain planners among the baselines find. Micro-batch sizes whose
+        estimates. These are the partitions that the planners among the baselines find. Micro-batch sizes whose
         partitions so far are far from the best ones are left out.
+
+        Messages either hide behind computing, as PipeDream counts them, or are added to it, as Piper counts them. The
+        first takes messages as long as the computing, and then every stage waits for them under most schedules.
         """
         assert self.tail.before is not None
         ranking = self.rankings[0]
@@ -190,14 +195,17 @@ class PartitionSearch:
             )
         table = DownsetTable.of(self.problem, self.costs, graph, downsets)
         small = len(graph.ops) * devices <= MEDIUM
-        for size in sizes:
+        for size, traffic in product(sizes, _TRAFFIC):
             if self._is_hopeless(size):
                 continue
             # Beside plans that are fast enough, the nearest miss tells nothing, except to `shortest_chains`.
             misses = not ranking.best.estimates or (small and self.most_seconds == np.inf)
-            loads, ceiling = StageLoads(table, size, degrees_of(self.problem, size)), self._ceiling([ranking])
+            loads = StageLoads(table, size, degrees_of(self.problem, size), traffic=traffic)
+            ceiling = self._ceiling([ranking])
             if loads.least_bottleneck() > ceiling or (not misses and too_large(self.problem, size)):
                 continue
+            if traffic == "added":  # Stages may look slower than in their estimates, in which messages hide.
+                ceiling = min(ranking.best.close, self.most_seconds) / self.problem.batch_size
             stages = loads.bottleneck_search(ceiling)
             if misses or stages.may_fit:
                 self._offer(table.parts(stages.solve(), size))
