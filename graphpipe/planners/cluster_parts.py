@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from graphpipe.cluster import Cluster
 from graphpipe.errors import Infeasible
+from graphpipe.planners.problem.limits import GAIN
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.plans.plan import Plan
@@ -29,7 +30,7 @@ def fastest_on_parts(
         options: the caller's.
         find: the search.
         parts: each with seconds that its devices need at least. A part that needs as long as the best plan so far is
-            not searched.
+            not searched, and the search of one whose candidates all rank far behind it ends early.
     """
     # A search of unequal devices returns plans under 1F1B. They were compared with plans under a better schedule.
     best = options.under_schedule(plan) if plan.schedule == one_f_one_b.NAME else plan
@@ -39,7 +40,8 @@ def fastest_on_parts(
             continue
         cluster = problem.cluster.only([problem.cluster.devices[device].name for device in part])
         try:
-            found = find(replace(problem, cluster=cluster), replace(options, most_seconds=seconds))
+            faster = replace(options, most_seconds=seconds, most_ranked=GAIN * seconds)
+            found = find(replace(problem, cluster=cluster), faster)
         except Infeasible:  # Too little memory, or every plan is slower.
             continue
         found = _on_all(found, problem.cluster, part)

@@ -53,6 +53,9 @@ class Options:
     """Whether the caller's schedule is only for pipelines whose devices host two stages each in a V."""
     most_seconds: float = inf
     """The most seconds of a step: slower plans are not wanted."""
+    most_ranked: float = inf
+    """The most seconds of a step, by `ranked`, of the best candidate before small changes. If it ranks behind that, the
+    search ends."""
     splits_backward: bool = False
     """Whether `scheduled` may split the backward. More stages then fill and drain faster."""
     micro_batch: int | None = None

@@ -102,12 +102,13 @@ def _fast_enough(plans: list[Plan], options: Options) -> list[Plan]:
     """Return the plans that small changes and devices that share stages may make as fast as the caller wants.
 
     Raises:
-        Infeasible: there are none.
+        Infeasible: there are none, or none ranks as well as the caller wants.
     """
     if (most := options.most_at_first) == inf:
         return plans
     least = partial(least_step_seconds, whole_backwards=not options.splits_backward)
-    if fast := [plan for plan in plans if least(plan) < most]:
+    fast, limit = [plan for plan in plans if least(plan) < most], options.most_ranked
+    if any(limit == inf or options.ranked(plan, limit) <= limit for plan in fast):
         return fast
     raise Infeasible(f"every plan takes at least {most} seconds")
 
