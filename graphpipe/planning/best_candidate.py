@@ -9,7 +9,7 @@ from math import inf
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.planners.improve.hill_climb import hill_climb
 from graphpipe.planners.problem.ascending import Ascending
-from graphpipe.planners.problem.in_order_bound import least_1f1b_seconds
+from graphpipe.planners.problem.in_order_bound import least_1f1b_seconds, least_seconds
 from graphpipe.planners.problem.limits import (
     CLOSE,
     FEW_TASKS,
@@ -23,7 +23,7 @@ from graphpipe.planners.problem.limits import (
     SearchEffort,
 )
 from graphpipe.planners.problem.whole_batch_tail import most_stages_per_device
-from graphpipe.planners.raise_in_flight import with_room, with_slack
+from graphpipe.planners.raise_in_flight import with_room
 from graphpipe.planning.choose_schedule import AS_PLANNED, AUTO, fitted_under, under
 from graphpipe.planning.remembered_seconds import RememberedSeconds
 from graphpipe.plans import Plan
@@ -90,8 +90,8 @@ class BestCandidate:
             return inf
 
     def _under_the_best(self, plans: Sequence[Plan]) -> Plan:
-        """Search a zero-bubble schedule. Try each plan that could be faster with unsplit backwards too, with and
-        without slack (`with_slack`). The plans include the best one under 1F1B, after small changes for 1F1B.
+        """Search a zero-bubble schedule. Try each plan that could be faster with unsplit backwards too. The plans
+        include the best one under 1F1B, after small changes for 1F1B.
 
         Plans of many tasks whose devices host several stages do not get these changes for 1F1B."""
         if any(most_stages_per_device(plan) == 1 or task_count(plan) <= MANY_TASKS for plan in plans):
@@ -100,11 +100,8 @@ class BestCandidate:
                 plans = [*plans, self._under_a_rule(plans, AS_PLANNED, refined=1)]
         seconds, best = self._searched(plans)
         for plan in plans:
-            least = least_step_seconds(plan, whole_backwards=True)
-            if least < seconds:
+            if least_step_seconds(plan, whole_backwards=True) < seconds and least_seconds(plan) < seconds:
                 seconds, best = min((seconds, best), self._evaluated(plan), key=_seconds)
-            if least < seconds and (slack := with_slack(plan)) != plan:
-                seconds, best = min((seconds, best), self._evaluated(slack), key=_seconds)
         return best
 
     def _searched(self, plans: Sequence[Plan]) -> tuple[float, Plan]:
