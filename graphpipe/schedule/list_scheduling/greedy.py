@@ -4,6 +4,7 @@ The rules are those of Qi et al., Zero Bubble Pipeline Parallelism (ICLR 2024), 
 graph: the messages that have arrived and the micro-batches in flight decide, not the stage's number.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
@@ -34,11 +35,11 @@ class Rule:
 def greedy(works: PlanWork, rule: Rule, limit_seconds: float = inf) -> PartialSchedule:
     """Return the schedule that the rule makes.
 
-    It is incomplete if a cap is too small to continue, or if a stage can no longer end within the limit.
+    It is incomplete if a cap is too small to continue, or if a device can no longer end within the limit.
     """
     partial = PartialSchedule(works)
     all_progress, limit = partial.progress, limit_seconds + _ROUNDING
-    tails = [progress.work.sum_seconds + progress.work.optimizer_seconds for progress in all_progress]
+    tails = [_tail_seconds(together) for together in partial.together]
     # When each stage is asked next for a task: at equal times the later stage first. An entry of `wakes` whose time is
     # not in `asked` has been replaced by an earlier one.
     asked = [0.0] * len(all_progress)
@@ -57,7 +58,10 @@ def greedy(works: PlanWork, rule: Rule, limit_seconds: float = inf) -> PartialSc
         if kind is not None:
             receivers = partial.put(stage, kind, now)
             again = progress.free
-            if again + progress.left + tails[stage] > limit:
+            rest = tails[stage]
+            for other in partial.together[stage]:
+                rest += other.left
+            if again + rest > limit:
                 break
             for other in receivers:
                 at = other.forward_at if kind == "F" else other.backward_at
@@ -71,6 +75,11 @@ def greedy(works: PlanWork, rule: Rule, limit_seconds: float = inf) -> PartialSc
         if again < inf:
             heappush(wakes, (again, negative))
     return partial
+
+
+def _tail_seconds(together: Sequence[StageProgress]) -> float:
+    """Return the seconds that a device takes at least after the last task of its stages."""
+    return min(own.work.sum_seconds for own in together) + sum(own.work.optimizer_seconds for own in together)
 
 
 def _choice(

@@ -82,6 +82,8 @@ class PartialSchedule:
     progress: list[StageProgress] = field(init=False)
     _neighbours: list[list[StageProgress]] = field(init=False)
     """The other stages on the devices of each stage."""
+    together: list[list[StageProgress]] = field(init=False)
+    """The stages on one device of each stage, itself included: on the device with most work."""
     _outputs: list["_Mail"] = field(init=False)
     """What the forwards of each stage send."""
     _gradients: list["_Mail"] = field(init=False)
@@ -104,11 +106,17 @@ class PartialSchedule:
         for progress in self.progress:
             progress.expect_forward()
         self._neighbours = [[] for _ in works]
+        self.together = [[own] for own in self.progress]
         if sum(len(work.places) for work in works) > len(self.works.devices):
             places = [frozenset(work.places) for work in works]
             for stage, own in enumerate(places):
                 others = [at for at, other in enumerate(places) if at != stage and other & own]
                 self._neighbours[stage] = [self.progress[at] for at in others]
+            hosted = [
+                [own for own, at in zip(self.progress, places, strict=True) if place in at]
+                for place in range(len(self.works.devices))
+            ]
+            self.together = [max((hosted[place] for place in work.places), key=_seconds_left) for work in works]
         self._outputs = [self._mail(work.outputs, forward=True) for work in works]
         self._gradients = [self._mail(work.gradients, forward=False) for work in works]
         routes = (route for work in works for route in (*work.outputs, *work.gradients))
@@ -219,6 +227,10 @@ class _Mail(NamedTuple):
 
     routes: list[_Route]
     receivers: list[StageProgress]
+
+
+def _seconds_left(stages: Sequence[StageProgress]) -> float:
+    return sum(progress.left for progress in stages)
 
 
 def _micro_batch_seconds(work: StageWork) -> float:
