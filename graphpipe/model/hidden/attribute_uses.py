@@ -38,10 +38,10 @@ def attribute_uses(kind: type[nn.Module]) -> AttributeUses:
 def _stored_in_self(code: CodeType) -> Iterator[str]:
     # What a method stores in its first argument. Python may load two variables by one instruction.
     for before, each in pairwise(dis.get_instructions(code)):
-        loaded = before.argval[-1] if isinstance(before.argval, tuple) else before.argval
-        first = code.co_varnames[:1] if before.opname.startswith("LOAD_FAST") else ()
-        if each.opname == "STORE_ATTR" and loaded in first:
-            yield str(each.argval)
+        if each.opname == "STORE_ATTR" and before.opname.startswith("LOAD_FAST"):
+            loaded = before.argval[-1] if isinstance(before.argval, tuple) else before.argval
+            if loaded in code.co_varnames[:1]:
+                yield str(each.argval)
 
 
 def _codes(kind: type[nn.Module]) -> list[CodeType]:

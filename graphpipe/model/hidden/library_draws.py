@@ -12,6 +12,7 @@ import numpy as np
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from graphpipe.model.torch_private import module_key
 from graphpipe.user_frames import warn_user
 
 _SEED = 40961
@@ -40,6 +41,7 @@ def library_draws_told(followed: Mapping[nn.Module, str]) -> Generator[None]:
     Args:
         followed: the modules whose forwards become glue, with their paths.
     """
+    paths = {module_key(module): path for module, path in followed.items()}
     inside: list[str] = []
     drawing: list[str] = []
 
@@ -50,12 +52,12 @@ def library_draws_told(followed: Mapping[nn.Module, str]) -> Generator[None]:
             drawing.append(inside[-1] if inside else "")
 
     def enter(module: nn.Module, _: object) -> None:
-        if module in followed:
+        if (path := paths.get(module_key(module))) is not None:
             look()
-            inside.append(followed[module])
+            inside.append(path)
 
     def leave(module: nn.Module, _: object, __: object) -> None:
-        if module in followed:
+        if module_key(module) in paths:
             look()
             inside.pop()
 

@@ -114,6 +114,32 @@ def test_a_model_that_computes_other_things_in_evaluation_only_trains() -> None:
         assert pipeline.step(x) > 0
 
 
+class Doubling(nn.Module):
+    """Computes something else in evaluation, and has a layer that another block has too."""
+
+    def __init__(self, shared: nn.Module) -> None:
+        super().__init__()
+        self.shared, self.own = shared, layer()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.own(self.shared(x))
+        return 2 * hidden if self.training else hidden
+
+
+def test_the_modes_of_blocks_that_share_a_layer_differ() -> None:
+    # While torch traces such a model, forwards run on stand-ins for its modules. Their modes were not seen, so that
+    # stages computed in evaluation as in training.
+    shared = layer()
+    model = nn.Sequential(Doubling(shared), Doubling(shared), nn.Linear(6, 2))
+    captured = capture_nodes(model, torch.randn(4, 6))
+    assert captured.graph.origin is not None
+    assert captured.graph.origin.modes_differ
+    with Pipeline(cut_everywhere(captured.graph), model, total, options=PipelineOptions(captured=captured)) as pipeline:
+        assert_trains_as_plain(pipeline, model, torch.randn(4, 6))
+        with pytest.raises(InvalidInput, match="computes other things in evaluation than in training"):
+            pipeline.evaluate(torch.randn(4, 6))
+
+
 def test_a_submodule_with_most_parameters_does_not_become_one_operator() -> None:
     x = torch.randn(4, 6)
     assert len(capture(Wrapped(Scores()), x).ops) >= 4

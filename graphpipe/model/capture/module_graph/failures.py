@@ -9,7 +9,7 @@ from torch import nn
 
 from graphpipe.errors import InvalidInput
 from graphpipe.model.sample_rows import OnePart, OneSample
-from graphpipe.model.torch_private import is_data_dependent
+from graphpipe.model.torch_private import is_data_dependent, module_key
 from graphpipe.user_frames import describe_error, user_place
 
 _UNKNOWN_TYPE = re.compile(r"Found <class '(.+?)'> in output, which is not a known type")
@@ -59,9 +59,10 @@ def failing_submodule(error: Exception, fake: nn.Module, opaque: Sequence[str]) 
         fake: the model that was traced.
         opaque: the submodules that were called whole.
     """
-    known = {id(module): path for path, module in fake.named_modules()}
+    known = {module_key(module): path for path, module in fake.named_modules()}
     frames = [_first_argument(frame) for frame, _ in walk_tb(error.__traceback__)]
-    paths = [known[id(each)] for each in reversed(frames) if id(each) in known]
+    keys = [module_key(each) for each in reversed(frames) if isinstance(each, nn.Module)]
+    paths = [known[key] for key in keys if key in known]
     whole = [path for path in paths if any(path == each or path.startswith(each + ".") for each in opaque)]
     if _CALL in str(error):  # That is no fault of what was called.
         paths = [path for path in paths if path not in whole]

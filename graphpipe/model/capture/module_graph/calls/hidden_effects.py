@@ -13,7 +13,7 @@ from graphpipe.model.capture.module_graph.failures import CannotExpress
 from graphpipe.model.hidden.attribute_uses import attribute_uses
 from graphpipe.model.hidden.watched_tensors import TensorUse, using_tensors, watched_tensors
 from graphpipe.model.recorders import is_recorder
-from graphpipe.model.torch_private import own_hooks
+from graphpipe.model.torch_private import module_key, own_hooks
 from graphpipe.user_frames import warn_user
 
 CHANGE = (
@@ -54,13 +54,13 @@ def effects_refused(fake: nn.Module, followed: Mapping[nn.Module, str]) -> Gener
         refuse(f"replaces the data of {name}, which a trace does not see", CHANGE)
 
     def new_parameter(module: nn.Module, name: str) -> None:
-        if module in paths:
-            refuse(f"replaces the weight '{f'{paths[module]}.{name}'.removeprefix('.')}'", CHANGE)
+        if (path := paths.get(module_key(module))) is not None:
+            refuse(f"replaces the weight '{f'{path}.{name}'.removeprefix('.')}'", CHANGE)
 
     def other_weights(path: str) -> None:
         refuse(f"calls '{path}' with other weights than its own (functional_call)")
 
-    paths = {module: path for path, module in fake.named_modules()}
+    paths = {module_key(module): path for path, module in fake.named_modules()}
     use = TensorUse(
         own_backward=own_backward, new_data=new_data, new_parameter=new_parameter, other_weights=other_weights
     )
@@ -100,12 +100,12 @@ def check_hooks(module: nn.Module, path: str) -> None:
 
 def _path(followed: Mapping[nn.Module, str]) -> str:
     # The path of the innermost module whose forward is running, which is the first argument of the forward.
-    paths = {id(module): path for module, path in followed.items()}
+    paths = {module_key(module): path for module, path in followed.items()}
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
         names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
         given = frame.f_locals.get(names[0]) if names else None
-        if id(given) in paths:
-            return paths[id(given)]
+        if isinstance(given, nn.Module) and module_key(given) in paths:
+            return paths[module_key(given)]
         frame = frame.f_back
     return ""

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import nn
 
+from graphpipe.model.torch_private import module_key
+
 Told = Callable[[nn.Module, str], object]
 """Takes a module, and the name of an attribute."""
 
@@ -22,8 +24,13 @@ def attributes_observed(
         stored: called before each is set.
     """
     kinds = {module: type(module) for module in names}
+    known = {module_key(module): module for module in names}
+
+    def of_modules(told: Told) -> Told:
+        return lambda module, name: told(known.get(module_key(module), module), name)
+
     observed = {
-        (kind, found): _observed(kind, found, read, stored)
+        (kind, found): _observed(kind, found, of_modules(read), of_modules(stored))
         for kind, found in {(kind, frozenset(names[module])) for module, kind in kinds.items()}
     }
     for module, kind in kinds.items():

@@ -136,7 +136,8 @@ def test_stores_are_of_the_module_itself_or_of_others() -> None:
         def forward(self, x: Any) -> Any:
             self.here = x
             x.there = self.here
+            x.size = ()
             return x
 
     uses = attribute_uses(Stores)
-    assert (uses.own, uses.stored) == ({"here"}, {"here", "there"})
+    assert (uses.own, uses.stored) == ({"here"}, {"here", "there", "size"})
