@@ -1,6 +1,7 @@
-"""A model of Hugging Face that torch.export cannot follow, declared as a graph of its own parts.
+"""A model of Hugging Face, declared as a graph of its own parts. It serves for models that torch.export cannot follow.
 
-ViLT selects patches by the values of the mask. `vilt(model)` returns a `gp.DagModule` of the model's own submodules.
+`gp.capture` follows ViLT, and keeps its embeddings together, because these select patches by the values of the mask.
+Here words and patches are two branches. `vilt(model)` returns a `gp.DagModule` of the model's own submodules.
 Both share the weights, so training one trains the other.
 """
 
