@@ -16,6 +16,15 @@ CONTAINERS = (list, dict, set, deque)
 _EMPTY = nn.Module()
 
 
+def module_key(module: nn.Module) -> int:
+    """Return a number that is equal for a module and for its stand-ins.
+
+    While torch.export traces a model that has a submodule under two names, each forward runs on a stand-in, whose
+    attributes are those of the module.
+    """
+    return id(vars(module))
+
+
 @contextmanager
 def attributes_kept(module: nn.Module) -> Generator[None]:
     """Undo what the block does to plain attributes of a module, to containers in them, or to which buffers it has.

@@ -303,15 +303,6 @@ def intercepted(module: nn.Module, call: Callable[..., object]) -> Generator[Non
         module.__dict__.pop("_call_impl", None)
 
 
-def module_key(module: nn.Module) -> int:
-    """Return a number that is equal for a module and for its stand-ins.
-
-    While torch.export traces a model that has a submodule under two names, each forward runs on a stand-in, whose
-    attributes are those of the module.
-    """
-    return id(vars(module))
-
-
 def memory_key(tensor: Tensor) -> int:
     """Return a number that is equal for tensors that share memory, as long as one of them exists."""
     while is_functorch_wrapped_tensor(tensor):  # inside of `torch.func.grad` or `torch.vmap`

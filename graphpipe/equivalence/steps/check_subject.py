@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from graphpipe.graph import Origin
 from graphpipe.model.capture.capture import Captured
 from graphpipe.model.capture.module_graph.exported_graph import call_arguments
-from graphpipe.model.capture.module_graph.input_forms import taking
 from graphpipe.model.inputs import with_containers
+from graphpipe.model.inputs.input_forms import taking
 from graphpipe.plans import Plan
 from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.tensor_tree import map_tensors

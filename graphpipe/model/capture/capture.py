@@ -26,7 +26,6 @@ from graphpipe.model.capture.fused_attention import FusedAttention, is_fused
 from graphpipe.model.capture.groups import Groups
 from graphpipe.model.capture.join_uncuttable import join_output, join_uncuttable, stateful
 from graphpipe.model.capture.module_graph.failures import CannotExpress, ExportFailed, cannot_trace
-from graphpipe.model.capture.module_graph.input_forms import Form, check_forms
 from graphpipe.model.capture.module_graph.make_module_graph import make_module_graph
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
 from graphpipe.model.capture.module_graph.opaque_modules import EVERY
@@ -41,6 +40,7 @@ from graphpipe.model.function_caches import without_caches
 from graphpipe.model.hidden.compiled_modules import check_compiled_modules, eagerly
 from graphpipe.model.hidden.library_draws import library_draws_fixed
 from graphpipe.model.inputs import Inputs, describe, name_inputs, read_layout
+from graphpipe.model.inputs.input_forms import Form, check_forms
 from graphpipe.model.key_value_cache import without_cache
 from graphpipe.model.quiet import quiet_export
 from graphpipe.model.torch_private import fake_mode

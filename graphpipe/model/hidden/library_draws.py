@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from graphpipe.model.torch_private import module_key
+from graphpipe.model.kept_attributes import module_key
 from graphpipe.user_frames import warn_user
 
 _SEED = 40961

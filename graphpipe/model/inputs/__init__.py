@@ -7,7 +7,8 @@ A forward may take nested inputs, such as a dict, and values that are not tensor
     and their layout has          the dict, the list, 0.5 and None
 
 `layouts` finds out which parameter of a forward gets what, and flattens what a user passes. `containers` takes
-containers apart, and builds them again where the forward begins.
+containers apart, and builds them again where the forward begins. `input_forms` gives inputs the form in which a
+forward takes them.
 """
 
 from graphpipe.model.inputs.containers import dotted

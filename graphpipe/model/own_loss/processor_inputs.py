@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from graphpipe.errors import InvalidInput
-from graphpipe.model.capture.module_graph.input_forms import by_samples
+from graphpipe.model.inputs.input_forms import by_samples
 from graphpipe.model.own_loss.vision_values import VisionValue, vision_values
 
 _OF_SAMPLES = ("labels", "input_ids", "decoder_input_ids", "inputs_embeds", "attention_mask")

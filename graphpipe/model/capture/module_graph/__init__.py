@@ -3,6 +3,6 @@
 `opaque_modules` decides which submodules are not looked into. `exported_graph` traces the module with torch.export,
 while `calls` records the calls of opaque submodules, and `translation` turns the exported program into a module
 graph. `declared_graph` follows the declaration of a DagModule instead. `rebuild_containers` prepares arguments of
-calls. `input_forms` gives inputs the form in which a forward takes them, and `broadcast_masks` makes masks that can be
-followed. `failures` explains why a module cannot be captured.
+calls, and `broadcast_masks` makes masks that can be followed. After an attempt that fails, `attempts` changes what is
+opaque, or `failures` explains why a module cannot be captured.
 """

@@ -8,8 +8,9 @@ from types import FrameType
 from torch import nn
 
 from graphpipe.errors import InvalidInput
+from graphpipe.model.kept_attributes import module_key
 from graphpipe.model.sample_rows import OnePart, OneSample
-from graphpipe.model.torch_private import is_data_dependent, module_key
+from graphpipe.model.torch_private import is_data_dependent
 from graphpipe.user_frames import describe_error, user_place
 
 _UNKNOWN_TYPE = re.compile(r"Found <class '(.+?)'> in output, which is not a known type")

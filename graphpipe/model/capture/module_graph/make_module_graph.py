@@ -9,10 +9,10 @@ from torch import Tensor, fx, nn
 
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Input, InputLayout, Origin
+from graphpipe.model.capture.module_graph.attempts import Attempts
 from graphpipe.model.capture.module_graph.calls.hidden_effects import warn_of_counters
 from graphpipe.model.capture.module_graph.calls.remembered_values import warn_of_remembered
 from graphpipe.model.capture.module_graph.calls.static_runs import StaticRuns
-from graphpipe.model.capture.module_graph.calls.unreturned_values import may_keep_values, unreturned_values
 from graphpipe.model.capture.module_graph.compare_modes import difference, evaluation_output, writes, writes_unseen
 from graphpipe.model.capture.module_graph.declared_graph import declared_graph
 from graphpipe.model.capture.module_graph.exported_graph import (
@@ -23,28 +23,21 @@ from graphpipe.model.capture.module_graph.exported_graph import (
 )
 from graphpipe.model.capture.module_graph.failures import (
     CannotExpress,
-    ExportFailed,
     cannot_express,
     cannot_trace,
-    failing_submodule,
-    fixes_samples,
-    returned_type,
-    why_untraced,
 )
-from graphpipe.model.capture.module_graph.input_forms import taking
 from graphpipe.model.capture.module_graph.mode_reads import follow_modes, observed_modes
 from graphpipe.model.capture.module_graph.module_graph import TRAINING, ModuleGraph
-from graphpipe.model.capture.module_graph.opaque_modules import EVERY, followed_modules, opaque_modules, small_blocks
+from graphpipe.model.capture.module_graph.opaque_modules import followed_modules, is_inside, small_blocks
 from graphpipe.model.dag_module import DagModule
 from graphpipe.model.fake_copy import fake_copy
 from graphpipe.model.hidden.registered_tensors import RegisteredTensors
-from graphpipe.model.hidden.result_types import register_dataclasses
 from graphpipe.model.inputs import blank, taking_tensors
+from graphpipe.model.inputs.input_forms import taking
 from graphpipe.model.quiet import quiet_export
 from graphpipe.model.recorded_parts import recorded_parts
 from graphpipe.model.sample_rows import SampleLoops, without_lists
-from graphpipe.model.torch_private import fake_mode, flatten, is_data_dependent
-from graphpipe.user_frames import warn_user
+from graphpipe.model.torch_private import fake_mode
 
 _DIFFERS = "behaves differently in training and in evaluation, or for another number of samples"
 
@@ -123,10 +116,47 @@ def _by_export(
     *,
     compare_modes: bool,
 ) -> tuple[ModuleGraph, Origin]:
-    # A submodule whose forward glue cannot express becomes opaque, one that hides its results is split, and tracing
-    # starts again. The returned origin lists these submodules, so that the next capture traces once. If export or a
-    # forward is at fault, the error's cause is an ExportFailed or a CannotExpress.
-    opaque, split, lengths = list(origin.opaque), list(origin.split), False
+    # Tracing starts again until an attempt succeeds. The returned origin lists the submodules that are then opaque or
+    # split, so that the next capture traces once. If export or a forward is at fault, the error's cause is an
+    # ExportFailed or a CannotExpress.
+    recorded = _with_inputs(fake, examples, origin)
+    attempts = Attempts(fake, partial(_call, fake, examples, mode), [*examples.values()], origin, runs, recorded)
+    while True:
+        paths = attempts.opaque_modules()
+        _check_recorded(paths, recorded)
+        followed = followed_modules(fake, paths)
+        try:
+            with observed_modes(followed) as reads:
+                loops = SampleLoops(_samples(examples), lengths=attempts.lengths)
+                blocks = small_blocks(fake, attempts.split)
+                found = exported_graph(fake, paths, examples, runs, loops, origin.outputs, blocks=blocks)
+            if attempts.follow_reaching():
+                continue
+            warn_of_counters(followed)
+            warn_of_remembered(fake, followed, attempts.call)
+            owners = {path for path, module in fake.named_modules() if module in reads}
+            follow_modes(found.graph, owners)
+            if ((compare_modes or origin.modes_differ) and (owners or loops.count)) or writes(found):
+                again = _Again(fake, paths, examples, runs, owners, origin.outputs, attempts.lengths)
+                found = _compared(found, again, origin, loops=loops.count > 0)
+            return found, replace(
+                origin,
+                opaque=tuple(attempts.opaque),
+                split=tuple(attempts.split),
+                modes_differ=found.in_evaluation is not None,
+            )
+        except WriteIntoViews as fault:
+            attempts.opaque += fault.paths
+        except CannotExpress as fault:
+            attempts.cannot_express(fault, paths)
+        except InvalidInput:
+            raise
+        except Exception as error:
+            attempts.cannot_trace(error, paths)
+
+
+def _with_inputs(fake: nn.Module, examples: Mapping[str, Tensor], origin: Origin) -> dict[str, str]:
+    # Lets the forward take the model's inputs. Returns the submodules in which something is recorded, and what.
     constants = {str(part.path[0]): part.value for part in origin.parts if len(part.path) == 1}
     recorded = recorded_parts(fake, {**dict(origin.arguments), **constants})
     if origin.arguments:
@@ -136,104 +166,13 @@ def _by_export(
         fake.forward = taking_tensors(fake.forward, origin.parts, by_name=named)
     if origin.forms:
         fake.forward = taking(fake.forward, dict(origin.forms), [*examples])
-    watched = may_keep_values(fake)
-    while True:
-        paths = opaque_modules(fake, [*split, *(path for path in recorded if path not in opaque)], opaque)
-        if watched and (passing := _passing(fake, paths, examples, mode, [*opaque, *split])):
-            split += passing
-            continue
-        _check_recorded(paths, recorded)
-        followed = followed_modules(fake, paths)
-        try:
-            with observed_modes(followed) as reads:
-                loops = SampleLoops(_samples(examples), lengths=lengths)
-                found = exported_graph(
-                    fake, paths, examples, runs, loops, origin.outputs, blocks=small_blocks(fake, split)
-                )
-            if reaching := _reaching(fake, runs, opaque):
-                split += reaching
-                continue
-            warn_of_counters(followed)
-            warn_of_remembered(fake, followed, partial(_call, fake, examples, mode))
-            owners = {path for path, module in fake.named_modules() if module in reads}
-            follow_modes(found.graph, owners)
-            if ((compare_modes or origin.modes_differ) and (owners or loops.count)) or writes(found):
-                again = _Again(fake, paths, examples, runs, owners, origin.outputs, lengths)
-                found = _compared(found, again, origin, loops=loops.count > 0)
-            return found, replace(
-                origin, opaque=tuple(opaque), split=tuple(split), modes_differ=found.in_evaluation is not None
-            )
-        except WriteIntoViews as fault:
-            opaque += fault.paths
-        except CannotExpress as fault:
-            inside = {path for path in paths if _inside(fault.path, path)} - runs.hidden - {fault.path}
-            if inside:
-                runs.hidden |= inside
-                continue
-            if fault.follow and fault.path not in opaque:
-                split.append(fault.path)
-                continue
-            path = _around(fault.path, opaque, origin)
-            if not path or path in (*split, *origin.opaque):
-                raise cannot_express(fake, fault) from fault
-            opaque += _alike(fake, path) if EVERY in split else [path]
-        except InvalidInput:
-            raise
-        except Exception as error:
-            if returned_type(error) and register_dataclasses(flatten(_call(fake, examples, mode))[0]):
-                continue
-            if fixes_samples(error) and not lengths:
-                lengths = True
-                continue
-            if passing := _passing(fake, paths, examples, mode, [*opaque, *split]):
-                split += passing
-                continue
-            found = failing_submodule(error, fake, paths)
-            if not found or found in split:
-                raise cannot_trace(fake, error) from ExportFailed(str(error))
-            if not is_data_dependent(error):
-                warn_user(f"'{found}' stays whole, since its forward cannot be traced: {why_untraced(error)}")
-            opaque += [found, *(each for each in _alike(fake, found) if each not in split)]
+    return recorded
 
 
 def _call(fake: nn.Module, examples: Mapping[str, Tensor], mode: AbstractContextManager[object]) -> object:
     args, kwargs = call_arguments(fake, examples)
     with mode:
         return fake(*args, **kwargs)
-
-
-def _around(path: str, opaque: Collection[str], origin: Origin) -> str:
-    # A submodule that stays whole may still return what glue cannot express. Then the one around it stays whole.
-    while path in opaque and path not in origin.opaque:
-        path = path.rpartition(".")[0]
-    return path
-
-
-def _passing(
-    fake: nn.Module,
-    paths: Sequence[str],
-    examples: Mapping[str, Tensor],
-    mode: AbstractContextManager[object],
-    tried: Collection[str],
-) -> list[str]:
-    # Whole submodules that exchange tensors through attributes.
-    found = unreturned_values(fake, paths, [*examples.values()], partial(_call, fake, examples, mode))
-    return [path for path in found if path not in tried]
-
-
-def _reaching(fake: nn.Module, runs: StaticRuns, opaque: Collection[str]) -> list[str]:
-    # Submodules that read weights of others. Where their forwards are followed, these weights are known by name.
-    found = [path for path in runs.reaching if path not in opaque]
-    runs.reaching.clear()
-    return list(dict.fromkeys(each for path in found for each in _alike(fake, path) if each not in opaque))
-
-
-def _alike(fake: nn.Module, path: str) -> list[str]:
-    # The submodules of one kind, outermost first: what cannot be followed once cannot be followed in every layer. The
-    # model itself, which may be of this kind, is never opaque.
-    kind = type(fake.get_submodule(path))
-    found = [path for path, module in fake.named_modules() if path and type(module) is kind]
-    return [each for each in found if not any(_inside(each, other) for other in found if other != each)]
 
 
 def _check_recorded(paths: Sequence[str], recorded: Mapping[str, str]) -> None:
@@ -275,7 +214,7 @@ class _Again:
 
     def reader(self, paths: Sequence[str]) -> str:
         """Return the innermost submodule, at or around one of some paths, that reads its mode, or else the first."""
-        around = [other for other in self.owners if any(not other or _inside(path, other) for path in paths)]
+        around = [other for other in self.owners if any(not other or is_inside(path, other) for path in paths)]
         return max(around, key=len, default=paths[0])
 
     def has_most(self, path: str) -> bool:
@@ -295,7 +234,7 @@ def _compared(training: ModuleGraph, again: _Again, origin: Origin, *, loops: bo
         for buffer in written.keys() - always:
             _write_only_in_training(training.graph, written[buffer])
         return training
-    if written or always or writes_unseen(training) or any(_inside(owners[0], path) for path in again.paths):
+    if written or always or writes_unseen(training) or any(is_inside(owners[0], path) for path in again.paths):
         raise CannotExpress(owners[0], _DIFFERS)
     if loops and difference(training, again.graph((), training=True), ()) is not None:
         raise CannotExpress(owners[0], _DIFFERS)
@@ -314,7 +253,3 @@ def _write_only_in_training(graph: fx.Graph, write: fx.Node) -> None:
         training = graph.create_node("get_attr", TRAINING)
     training.meta["owner"] = ""
     write.args = (*write.args, training)
-
-
-def _inside(path: str, whole: str) -> bool:
-    return path == whole or path.startswith(whole + ".")

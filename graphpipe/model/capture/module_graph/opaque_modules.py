@@ -75,6 +75,11 @@ def is_opaque(module: nn.Module) -> bool:
     return library or all(not list(child.children()) for child in children)
 
 
+def is_inside(path: str, whole: str) -> bool:
+    """True for the path of a submodule, and for those in it."""
+    return path == whole or path.startswith(f"{whole}.")
+
+
 def small_blocks(root: nn.Module, split: Collection[str]) -> set[str]:
     """Return the paths of submodules that may stay whole: their children are leaves, or containers of leaves.
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from graphpipe.model.capture.module_graph.failures import CannotExpress
 from graphpipe.model.hidden.attribute_uses import attribute_uses
 from graphpipe.model.hidden.watched_tensors import TensorUse, using_tensors, watched_tensors
+from graphpipe.model.kept_attributes import module_key
 from graphpipe.model.recorders import is_recorder
-from graphpipe.model.torch_private import module_key, own_hooks
+from graphpipe.model.torch_private import own_hooks
 from graphpipe.user_frames import warn_user
 
 CHANGE = (

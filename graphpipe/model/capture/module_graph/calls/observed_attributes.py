@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from graphpipe.model.torch_private import module_key
+from graphpipe.model.kept_attributes import module_key
 
 Told = Callable[[nn.Module, str], object]
 """Takes a module, and the name of an attribute."""

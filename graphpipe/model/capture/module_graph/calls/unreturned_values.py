@@ -16,6 +16,7 @@ from graphpipe.model.capture.module_graph.calls.data_flow import DataFlow, Decis
 from graphpipe.model.hidden.attribute_uses import attribute_uses
 from graphpipe.model.hidden.result_types import flatten_open
 from graphpipe.model.kept_attributes import CONTAINERS, attributes_kept, hooks_kept, plain_attributes
+from graphpipe.model.quiet import quiet_export
 from graphpipe.model.torch_private import DispatchMode, answering, flatten, memory_key, own_buffers
 
 _GLUE = -1
@@ -41,7 +42,7 @@ def unreturned_values(
     watch = _Calls(flow, inputs)
     with attributes_kept(root), hooks_kept(root), answering(decisions.decide), flow, watch:
         try:
-            with watch.entered(root, whole):
+            with watch.entered(root, whole), quiet_export():
                 call()
         except Exception:  # What does not run on fake tensors outside of a trace is left to `gp.check`.
             return []

@@ -12,7 +12,7 @@ from graphpipe.cluster import Cluster
 from graphpipe.costs.analytic import estimate
 from graphpipe.errors import InvalidInput
 from graphpipe.model.capture.capture import capture
-from graphpipe.model.capture.module_graph.input_forms import Form, as_taken, by_samples
+from graphpipe.model.inputs.input_forms import Form, as_taken, by_samples
 from graphpipe.planning.by_hand import HandStage
 from graphpipe.planning.hand_plan import hand_plan
 from graphpipe.run import Pipeline
