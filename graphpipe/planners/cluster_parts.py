@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from graphpipe.cluster import Cluster
 from graphpipe.errors import Infeasible
-from graphpipe.planners.problem.limits import GAIN
+from graphpipe.planners.problem.limits import KEPT
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.plans.plan import Plan
@@ -40,7 +40,7 @@ def fastest_on_parts(
             continue
         cluster = problem.cluster.only([problem.cluster.devices[device].name for device in part])
         try:
-            faster = replace(options, most_seconds=seconds, most_ranked=GAIN * seconds)
+            faster = replace(options, most_seconds=seconds, most_ranked=KEPT * seconds)
             found = find(replace(problem, cluster=cluster), faster)
         except Infeasible:  # Too little memory, or every plan is slower.
             continue

@@ -33,7 +33,7 @@ def with_device_subsets(
     devices that are all in use, parts are searched only if the plan would be faster by `GAIN` with links that take no
     time, or if they have far more time than their work takes: a plan may avoid messages because they are slow. A number
     of equal devices that is no power of two in equal nodes is hard to fill, so all but the last, the last two and the
-    last three are tried too, unless the plan leaves as many unused.
+    last three are tried too.
 
     A subset is searched only if its devices could do the work of a step in less time than the plan, without messages
     and without waiting. Those that could do it in the least time come first, because later ones must then be faster.
@@ -51,8 +51,7 @@ def with_device_subsets(
         seconds = options.ranked(plan, inf)
         subsets = [subset for subset in subsets if FAR * _least_seconds(problem, subset) < seconds]
     if one_type and not _is_regular(problem.cluster) and count <= most:
-        fewer = range(1, min(FEWER, count - 1) + 1)
-        subsets = [*subsets, *(tuple(range(count - left)) for left in fewer if count - left < len(plan.used_devices))]
+        subsets = [*subsets, *(tuple(range(count - left)) for left in range(1, min(FEWER, count - 1) + 1))]
     parts = sorted({(_least_seconds(problem, subset), subset) for subset in subsets if len(subset) <= most})
     return fastest_on_parts(problem, plan, options, find, parts) if parts else plan
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from problems import cluster, table
 
 import graphpipe as gp
@@ -54,14 +55,6 @@ def test_a_slower_plan_for_fewer_devices_is_not_taken() -> None:
     assert search.counts == [4]
 
 
-def test_devices_that_a_plan_leaves_unused_are_not_left_out_again() -> None:
-    whole, search = problem(5), Search()
-    best = assemble(whole, [Part(("a",), 2, 2), Part(("b",), 2, 2)], planner="test")
-    options = Options(evaluate=lambda plan: 100.0)
-    assert with_device_subsets(whole, best, options, search) is best
-    assert search.counts == [3, 2]
-
-
 def test_a_part_whose_candidates_rank_far_behind_is_left_early() -> None:
     """The search of a part once made small changes of each plan, and shared its devices, however slow it was."""
     whole = problem(5)
@@ -73,9 +66,9 @@ def test_a_part_whose_candidates_rank_far_behind_is_left_early() -> None:
         found = candidates(problem, options, planner="test", chains=(False,))
         raise AssertionError(found)
 
-    options = Options(evaluate=lambda _: 100.0, ranked=lambda *_: 106.0, scheduled=lambda plans: plans[0])
+    options = Options(evaluate=lambda _: 100.0, ranked=lambda *_: 116.0, scheduled=lambda plans: plans[0])
     assert with_device_subsets(whole, best, options, search).stages == best.stages
-    assert set(wanted) == {105.0}
+    assert wanted == pytest.approx([115.0] * len(wanted))
 
 
 def test_plans_are_compared_under_their_best_schedules() -> None:
