@@ -107,11 +107,13 @@ def _not_asking(forward: Callable[..., object], argument: str, *args: object, **
 def computed_attributes(module: nn.Module) -> Iterator[Tensor]:
     """Yield the tensors that an earlier forward left in attributes, such as a recurrent state or a list of losses."""
     held = [value for part in module.modules() for value in plain_attributes(part).values()]
+    seen = set[int]()  # a list may hold itself
     while held:
         value = held.pop()
         if isinstance(value, Tensor):
             yield from () if value.is_leaf else (value,)
-        elif isinstance(value, (*CONTAINERS, tuple)):
+        elif isinstance(value, (*CONTAINERS, tuple)) and id(value) not in seen:
+            seen.add(id(value))
             held += cast("dict[object, object]", value).values() if isinstance(value, dict) else value
 
 

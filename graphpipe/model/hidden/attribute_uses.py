@@ -1,7 +1,7 @@
 """Which attributes the forward of a class reads and sets, by its code."""
 
 import dis
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -26,21 +26,21 @@ def attribute_uses(kind: type[nn.Module]) -> AttributeUses:
 
     A counter often has a method for itself.
     """
-    codes = _codes(kind)
-    uses = [(each.opname, str(each.argval)) for code in codes for each in dis.get_instructions(code)]
+    codes = [(code.co_varnames[:1], [*dis.get_instructions(code)]) for code in _codes(kind)]
+    uses = [(each.opname, str(each.argval)) for _, instructions in codes for each in instructions]
     return AttributeUses(
         read=frozenset(name for use, name in uses if use in ("LOAD_ATTR", "LOAD_METHOD")),
         stored=frozenset(name for use, name in uses if use == "STORE_ATTR"),
-        own=frozenset(name for code in codes for name in _stored_in_self(code)),
+        own=frozenset(name for first, instructions in codes for name in _stored_in(first, instructions)),
     )
 
 
-def _stored_in_self(code: CodeType) -> Iterator[str]:
-    # What a method stores in its first argument. Python may load two variables by one instruction.
-    for before, each in pairwise(dis.get_instructions(code)):
+def _stored_in(variables: Collection[str], instructions: Iterable[dis.Instruction]) -> Iterator[str]:
+    # The attributes of variables that code sets. Python may load two variables by one instruction.
+    for before, each in pairwise(instructions):
         if each.opname == "STORE_ATTR" and before.opname.startswith("LOAD_FAST"):
             loaded = before.argval[-1] if isinstance(before.argval, tuple) else before.argval
-            if loaded in code.co_varnames[:1]:
+            if loaded in variables:
                 yield str(each.argval)
 
 

@@ -61,7 +61,7 @@ def failing_submodule(error: Exception, fake: nn.Module, opaque: Sequence[str]) 
         opaque: the submodules that were called whole.
     """
     known = {module_key(module): path for path, module in fake.named_modules()}
-    frames = [_first_argument(frame) for frame, _ in walk_tb(error.__traceback__)]
+    frames = [first_argument(frame) for frame, _ in walk_tb(error.__traceback__)]
     keys = [module_key(each) for each in reversed(frames) if isinstance(each, nn.Module)]
     paths = [known[key] for key in keys if key in known]
     whole = [path for path in paths if any(path == each or path.startswith(each + ".") for each in opaque)]
@@ -81,7 +81,8 @@ def returned_type(error: Exception) -> str:
     return found[1].rpartition(".")[2] if found else ""
 
 
-def _first_argument(frame: FrameType) -> object:
+def first_argument(frame: FrameType) -> object:
+    """Return the first argument of a function that is running, which is the module if it is a forward."""
     names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
     return frame.f_locals.get(names[0]) if names else None
 

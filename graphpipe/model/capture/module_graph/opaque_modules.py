@@ -88,7 +88,7 @@ def small_blocks(root: nn.Module, split: Collection[str]) -> set[str]:
         split: submodules to look into. There are none in what they contain.
     """
     blocks = {path for path, module in root.named_modules() if path and _is_small(module)}
-    return {path for path in blocks if EVERY not in split and not any(f"{path}.".startswith(f"{a}.") for a in split)}
+    return {path for path in blocks if EVERY not in split and not any(is_inside(path, each) for each in split)}
 
 
 def _is_small(module: nn.Module) -> bool:

@@ -185,16 +185,16 @@ class DataFlow(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = self.decisions.result(func, args, kwargs)
-        if func.namespace != "prim":  # questions for the device, whose answers torch remembers
-            self.operators.append(func)
         self.random |= is_random(func)
         operands = [each for each in flatten((args, kwargs))[0] if isinstance(each, Tensor)]
         written = [] if func is RENORM else written_arguments(func, args, kwargs)
         results = [each for each in flatten(result)[0] if isinstance(each, Tensor)]
         known = {memory_key(each) for each in operands}
-        if func.namespace != "prim" and not reads_no_values(func):
-            self.read += [each for each in operands if memory_key(each) not in self._sources]
-        found = frozenset[int]() if reads_no_values(func) else self.sources(operands)
+        reads = not reads_no_values(func)
+        if func.namespace != "prim":  # questions for the device, whose answers torch remembers
+            self.operators.append(func)
+            self.read += [each for each in operands if reads and memory_key(each) not in self._sources]
+        found = self.sources(operands) if reads else frozenset[int]()
         found = self._with_mixed(func, args, operands, results, found)
         if func is _NUMBER:
             self.numbers |= found

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
-from graphpipe.model.capture.module_graph.failures import CannotExpress
+from graphpipe.model.capture.module_graph.failures import CannotExpress, first_argument
 from graphpipe.model.hidden.attribute_uses import attribute_uses
 from graphpipe.model.hidden.watched_tensors import TensorUse, using_tensors, watched_tensors
 from graphpipe.model.kept_attributes import module_key
@@ -104,8 +104,7 @@ def _path(followed: Mapping[nn.Module, str]) -> str:
     paths = {module_key(module): path for module, path in followed.items()}
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
-        names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
-        given = frame.f_locals.get(names[0]) if names else None
+        given = first_argument(frame)
         if isinstance(given, nn.Module) and module_key(given) in paths:
             return paths[module_key(given)]
         frame = frame.f_back

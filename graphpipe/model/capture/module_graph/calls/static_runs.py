@@ -54,8 +54,8 @@ class StaticRuns:
         self.root = root
         self.mode = mode
         self.registered = registered
-        self.reaching: dict[str, str] = {}
-        """Submodules whose forwards read a tensor that belongs to another one, with its name."""
+        self.reaching: list[str] = []
+        """Submodules whose forwards read a parameter or buffer of another one."""
         self._known: dict[object, CallOutcome] = {}
         self._structures = Structures(root)
         self.hidden: set[str] = set()
@@ -101,8 +101,8 @@ class StaticRuns:
                 runs = self._real_runs(module, spec, given, error)
             decided = runs[0][0].decided
             ways = runs_of_every_way(module, spec, given) if decided and runs[0][0].repeatable else []
-        if name := self.registered.elsewhere(runs[0][0].read, module):
-            self.reaching[path] = name
+        if self.registered.elsewhere(runs[0][0].read, module) is not None:
+            self.reaching.append(path)
         outcomes = [self._outcome(path, *each) for each in runs]
         if not decided:
             return outcomes[0]
