@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
@@ -39,6 +40,8 @@ own_buffers: Callable[[nn.Module], dict[str, Tensor | None]] = attrgetter("_buff
 write_count: Callable[[Tensor], int] = attrgetter("_version")  # in place, on whatever device, since it was made
 flat_vector: Callable[[list[Tensor]], Tensor] = _flatten_dense_tensors  # of all elements of at least one tensor
 profiling: Callable[[], bool] = torch.autograd._profiler_enabled  # asked before ranges, which cost microseconds
+transform_depth: Callable[[], int] = _functorch.get_dynamic_layer_stack_depth  # `torch.vmap`s that are open
+end_transforms: Callable[[int], object] = _functorch.pop_dynamic_layer_stack_and_undo_to_depth  # deeper ones
 current_backward_node: Callable[[], Node | None] = torch._C._current_autograd_node  # of this thread; None outside
 as_tensors: Any = torch._C.DisableTorchFunctionSubclass  # inside, functions take tensors of subclasses as any others
 CONVERSION = torch.ops.aten._to_copy.default  # to another dtype, that autocast calls
@@ -186,9 +189,7 @@ def flatten(tree: object, stops: Callable[[object], bool] | None = None) -> tupl
 
 def unflatten(leaves: Sequence[object], spec: TreeSpec) -> Any:
     """Return the containers that `flatten` returned, with these leaves."""
-    if spec.type is None:  # a leaf, as most models return
-        return leaves[0]
-    return pytree.tree_unflatten(leaves, spec)
+    return leaves[0] if spec.type is None else pytree.tree_unflatten(leaves, spec)  # most models return a leaf
 
 
 def spec_to_json(spec: TreeSpec) -> str | None:

@@ -25,6 +25,7 @@ from graphpipe.model.torch_private import (
     call_directly,
     compiled_form,
     current_backward_node,
+    end_transforms,
     fake_mode,
     flat_vector,
     flatten,
@@ -47,6 +48,7 @@ from graphpipe.model.torch_private import (
     profiling,
     scripted_values,
     shut_down_within,
+    transform_depth,
     unflatten,
     unregister_buffer,
     unsaved_buffers,
@@ -379,3 +381,14 @@ def test_a_context_is_made_at_each_call_of_a_function(monkeypatch: pytest.Monkey
 def test_a_scripted_module_tells_its_buffers_and_attributes() -> None:
     found = scripted_values(torch.jit.script(nn.BatchNorm1d(2)))
     assert sorted(found) == ["num_batches_tracked", "running_mean", "running_var"]
+
+
+def test_maps_that_a_failing_graph_left_open_are_ended() -> None:
+    """In an open map `torch.rand` fails, for the rest of the process."""
+    depth = transform_depth()
+    _functorch._vmap_increment_nesting(3, "error")
+    with pytest.raises(RuntimeError, match="random operation"):
+        torch.rand(1)
+    end_transforms(depth)
+    assert transform_depth() == depth
+    assert torch.rand(1).shape == (1,)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from graphpipe.model.torch_private import flatten, memory_key, outside_tracing
+from graphpipe.model.torch_private import flatten, is_functorch_wrapped_tensor, memory_key, outside_tracing
 
 _SMALL = 4_096
 """Elements of a tensor up to which what is computed from it has data too."""
@@ -63,7 +63,9 @@ def have_data(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 def _has_data(value: object) -> bool:
-    return type(value) in (Tensor, nn.Parameter) and not value.is_meta and value.numel() <= _SMALL  # pyright: ignore
+    if not isinstance(value, Tensor) or type(value) not in (Tensor, nn.Parameter) or value.is_meta:
+        return False
+    return value.numel() <= _SMALL and not is_functorch_wrapped_tensor(value)  # as a row in `torch.vmap` is
 
 
 def _writes(func: Callable[..., Any]) -> bool:

@@ -85,3 +85,20 @@ def test_a_map_in_the_forward_of_the_model_is_what_it_computes() -> None:
     """As is a distance from a few points, for which torch asks how many samples there are."""
     found = check(Ensemble())
     assert found.equal, found
+
+
+class Rows(nn.Module):
+    """Maps rows that a parameter scales."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.scale = nn.Linear(6, 6), nn.Parameter(torch.rand(6, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.vmap(lambda row: (row[:, None] * self.scale).sum(0))(self.first(x))
+
+
+def test_the_rows_of_a_map_have_no_known_values() -> None:
+    """`row[:, None]` was taken for a known value: a row of a small map seemed to be a tensor with data."""
+    found = check(Rows())
+    assert found.equal, found

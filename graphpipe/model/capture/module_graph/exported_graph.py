@@ -26,7 +26,7 @@ from graphpipe.model.hidden.raising_branches import following_checks
 from graphpipe.model.hidden.untraced_losses import TracedLosses
 from graphpipe.model.quiet import quiet_export
 from graphpipe.model.sample_rows import SampleLoops
-from graphpipe.model.torch_private import is_mutable, numbers_kept
+from graphpipe.model.torch_private import end_transforms, is_mutable, numbers_kept, transform_depth
 
 _MOST = 2**40
 """Samples at most. Without a bound, torch.export fails at a product of their number that exceeds 63 bits."""
@@ -91,13 +91,25 @@ def exported_graph(
             if len(writing) >= _MANY:
                 raise WriteIntoViews(sorted(writing))
         if writes or any(_maps(node.target) for node in program.graph.nodes):
-            program = program.run_decompositions({})  # writes become functions, and vmap becomes what it computes
+            with _no_map_left():
+                program = program.run_decompositions({})  # writes become functions, and vmap becomes what it computes
     return Translation(program, calls, list(inputs), runs.registered, outputs, written).module_graph()
 
 
 def _maps(target: object) -> bool:
     # Whether a function begins or ends a map over a dimension (`torch.vmap`), or marks its tensors.
     return getattr(target, "__module__", "") == "torch._functorch.predispatch"
+
+
+@contextmanager
+def _no_map_left() -> Generator[None]:
+    # A graph that fails between the functions that begin and end a map would leave the map open for the whole process,
+    # in which `torch.rand` fails.
+    depth = transform_depth()
+    try:
+        yield
+    finally:
+        end_transforms(depth)
 
 
 def _graphs(program: ExportedProgram) -> list[fx.GraphModule]:
