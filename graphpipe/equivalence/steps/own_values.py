@@ -25,6 +25,7 @@ def own_values(modules: Sequence[nn.Module], tensors: Sequence[Tensor], *, doubl
     leaves = [*(parameters | {id(each): each for each in tensors}).values()]
     held = [(each, each.data, each.grad, each.requires_grad) for each in leaves]
     attributes = [(vars(part), _copied(vars(part))) for part in parts]
+    scripted = [(part, *each) for part in parts if isinstance(part, torch.jit.ScriptModule) for each in _buffers(part)]
     default = torch.get_default_dtype()
     try:
         for each in leaves:
@@ -32,12 +33,10 @@ def own_values(modules: Sequence[nn.Module], tensors: Sequence[Tensor], *, doubl
             each.data = _copy(each.data, double=double)
         copies: dict[int, Tensor] = {}
         for part in parts:
-            buffers = vars(part)["_buffers"]
-            for name, buffer in buffers.items():
-                if buffer is not None:
-                    if id(buffer) not in copies:
-                        copies[id(buffer)] = _copy(buffer.detach(), double=double)
-                    buffers[name] = copies[id(buffer)]
+            for name, buffer in _buffers(part):
+                if id(buffer) not in copies:
+                    copies[id(buffer)] = _copy(buffer.detach(), double=double)
+                setattr(part, name, copies[id(buffer)])
         if double:
             torch.set_default_dtype(torch.float64)
         yield
@@ -50,6 +49,12 @@ def own_values(modules: Sequence[nn.Module], tensors: Sequence[Tensor], *, doubl
                 each.requires_grad_(trained)
         for now, before in attributes:
             _restore(now, before)
+        for part, name, buffer in scripted:  # which has its buffers outside of Python
+            setattr(part, name, buffer)
+
+
+def _buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*module.named_buffers(recurse=False, remove_duplicate=False)]
 
 
 def _copy(tensor: Tensor, *, double: bool) -> Tensor:

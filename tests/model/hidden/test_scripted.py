@@ -100,6 +100,17 @@ def test_a_capture_and_the_checks_of_the_first_step_leave_its_buffers(middle: Ca
     )
 
 
+@pytest.mark.parametrize("middle", [scripted, traced])
+def test_it_is_checked_and_keeps_its_buffers(middle: Callable[[], nn.Module]) -> None:
+    """A traced module has no Python dictionary of buffers: the check ended with a `KeyError` and blamed the model."""
+    model = around(middle()).float()
+    before = copy.deepcopy(dict(model.state_dict()))
+    plan = cut_plan(gp.capture(model, SAMPLES.float()), batch_size=8, micro_batch=8)
+    found = gp.check(plan, model, nn.functional.cross_entropy, SAMPLES.float(), torch.arange(8) % 3)
+    assert found.equal, found
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+
+
 @pytest.mark.filterwarnings("ignore:.*mixes the samples")
 def test_one_that_mixes_samples_is_named() -> None:
     """The search for the place ended in "register_forward_hook is not supported on ScriptModules"."""
