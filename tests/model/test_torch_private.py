@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.launcher.api import LaunchConfig
 from torch.nn.parallel import DistributedDataParallel

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stage_runs import assert_same, assert_same_training, captured, make_plan, random_parts, run_stages, total
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from graphpipe.errors import InvalidInput
 from graphpipe.graph import Edge, Graph, Op, Shared
@@ -110,6 +111,22 @@ def test_stages_hold_the_users_parameters_under_their_names_and_replicas_hold_co
     assert all(parameter.grad is not None for name, parameter in replica.module.named_parameters())
     assert dict(replica.parameter_names) == dict(program.parameter_names)
     assert list(module.state_dict()) == keys
+
+
+def test_a_model_that_ran_with_a_pruned_weight_is_replicated() -> None:
+    """The last forward leaves a computed weight, which Python cannot copy: devices that share a stage failed."""
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    prune.l1_unstructured(module[0], "weight", 0.5)
+    inputs = {"input": torch.randn(3, 4)}
+    graph = capture(module, inputs)
+    module(inputs["input"]).sum().backward()
+    (program,) = split(module, make_plan(graph, [[op.name for op in graph.ops]]))
+    replica = program.replicate()
+    assert_same(program(inputs)[1], replica(inputs)[1])
+    module.zero_grad()
+    total(replica(inputs)[1]).backward()
+    assert all(parameter.grad is not None for parameter in replica.module.parameters())
+    assert all(parameter.grad is None for parameter in module.parameters())
 
 
 def test_hooks_of_submodules_are_called() -> None:
