@@ -79,16 +79,20 @@ def device_subsets(cluster: Cluster) -> list[Positions]:
     """Return parts of a cluster that a plan may have to itself. Of equal ones, only the first.
 
     They are each group of each level of links (nodes, then what lies between, such as sites), the devices of each type,
-    and unions that begin with the strongest group and add the next.
+    and unions that begin with the strongest group and add the next: of all groups of a level, and of those inside one
+    group of the next level, such as four of a site's five nodes.
     """
     everything = tuple(range(len(cluster.devices)))
     types = [device.type for device in cluster.devices]
     by_type = [tuple(at for at in everything if types[at] == name) for name in dict.fromkeys(types)]
     subsets: dict[object, Positions] = {}
-    divisions = [by_type]
+    divisions, finer = [by_type], list[Positions]()
     for level in cluster.every_level:
         groups = device_groups([device.node for device in cluster.devices], level)
-        divisions.append([tuple(at for at in everything if groups[at] == group) for group in dict.fromkeys(groups)])
+        members = [tuple(at for at in everything if groups[at] == group) for group in dict.fromkeys(groups)]
+        inside = [[part for part in finer if part[0] in group] for group in members]
+        divisions += [members, *(parts for parts in inside if len(parts) > 1)]
+        finer = members
     for members in divisions:
         for subset in [*members, *_unions(cluster, members)]:
             subsets.setdefault(_shape(cluster, subset), subset)
