@@ -45,8 +45,7 @@ def fake_copy(module: nn.Module, mode: AbstractContextManager[object], device: t
             know_number(memo[id(number)], number)
     scripted = [part for part in module.modules() if isinstance(part, torch.jit.ScriptModule)]
     memo |= {id(part): Scripted(part, mode, device) for part in scripted if part is not module}
-    for computed in computed_attributes(module):  # Python cannot copy them, and a new forward computes new ones
-        memo[id(computed)] = computed.detach()
+    memo |= uncopied(module)
     try:
         copied = copy.deepcopy(module, memo).train()
     except (TypeError, RuntimeError) as error:
@@ -102,6 +101,14 @@ class Scripted(nn.Module):
 def _not_asking(forward: Callable[..., object], argument: str, *args: object, **kwargs: object) -> object:
     # The layers get the mask itself, with the same result.
     return forward(*args, **{**kwargs, argument: kwargs.get(argument) or False})
+
+
+def uncopied(module: nn.Module) -> dict[int, Tensor]:
+    """Return what `copy.deepcopy` keeps, by identity: what an earlier forward computed, such as a pruned weight.
+
+    Python cannot copy it, and a new forward computes it again.
+    """
+    return {id(each): each.detach() for each in computed_attributes(module)}
 
 
 def computed_attributes(module: nn.Module) -> Iterator[Tensor]:

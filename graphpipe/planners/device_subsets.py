@@ -90,7 +90,7 @@ def device_subsets(cluster: Cluster) -> list[Positions]:
     for level in cluster.every_level:
         groups = device_groups([device.node for device in cluster.devices], level)
         members = [tuple(at for at in everything if groups[at] == group) for group in dict.fromkeys(groups)]
-        inside = [[part for part in finer if part[0] in group] for group in members]
+        inside = [[part for part in finer if groups[part[0]] == group] for group in dict.fromkeys(groups)]
         divisions += [members, *(parts for parts in inside if len(parts) > 1)]
         finer = members
     for members in divisions:

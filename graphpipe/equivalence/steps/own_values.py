@@ -2,11 +2,14 @@
 
 import operator
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from graphpipe.model.kept_attributes import scripted_kept
+from graphpipe.model.torch_private import own_buffers
 
 
 @contextmanager
@@ -25,18 +28,19 @@ def own_values(modules: Sequence[nn.Module], tensors: Sequence[Tensor], *, doubl
     leaves = [*(parameters | {id(each): each for each in tensors}).values()]
     held = [(each, each.data, each.grad, each.requires_grad) for each in leaves]
     attributes = [(vars(part), _copied(vars(part))) for part in parts]
-    scripted = [(part, *each) for part in parts if isinstance(part, torch.jit.ScriptModule) for each in _buffers(part)]
-    default = torch.get_default_dtype()
+    default, scripted = torch.get_default_dtype(), ExitStack()
     try:
+        for module in modules:
+            scripted.enter_context(scripted_kept(module))
         for each in leaves:
             each.grad = None
             each.data = _copy(each.data, double=double)
         copies: dict[int, Tensor] = {}
         for part in parts:
-            for name, buffer in _buffers(part):
+            for name, buffer in [*part.named_buffers(recurse=False, remove_duplicate=False)]:
                 if id(buffer) not in copies:
                     copies[id(buffer)] = _copy(buffer.detach(), double=double)
-                setattr(part, name, copies[id(buffer)])
+                _hold(part, name, copies[id(buffer)])
         if double:
             torch.set_default_dtype(torch.float64)
         yield
@@ -49,12 +53,14 @@ def own_values(modules: Sequence[nn.Module], tensors: Sequence[Tensor], *, doubl
                 each.requires_grad_(trained)
         for now, before in attributes:
             _restore(now, before)
-        for part, name, buffer in scripted:  # which has its buffers outside of Python
-            setattr(part, name, buffer)
+        scripted.close()
 
 
-def _buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
-    return [*module.named_buffers(recurse=False, remove_duplicate=False)]
+def _hold(module: nn.Module, name: str, buffer: Tensor) -> None:
+    if isinstance(module, torch.jit.ScriptModule):  # which has its buffers outside of Python
+        setattr(module, name, buffer)
+    else:
+        own_buffers(module)[name] = buffer
 
 
 def _copy(tensor: Tensor, *, double: bool) -> Tensor:

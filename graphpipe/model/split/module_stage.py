@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 
 from graphpipe.errors import InvalidInput
 from graphpipe.model.capture.module_graph.module_graph import EvaluationOutput
-from graphpipe.model.fake_copy import computed_attributes
+from graphpipe.model.fake_copy import uncopied
 from graphpipe.model.stage_program import StageProgram, ValueSpec
 from graphpipe.model.torch_private import TreeSpec, flatten, unflatten
 
@@ -71,9 +71,7 @@ class ModuleStage:
 
     def replicate(self) -> "ModuleStage":
         """Return a copy with its own parameters and buffers."""
-        # Python cannot copy what an earlier forward computed, such as a pruned or normalized weight.
-        computed = {id(each): each.detach() for each in computed_attributes(self.module)}
-        return replace(self, module=copy.deepcopy(self.module, computed))
+        return replace(self, module=copy.deepcopy(self.module, uncopied(self.module)))
 
 
 def check_evaluates(programs: Sequence[StageProgram]) -> None:

@@ -4,7 +4,7 @@ import copy
 
 from torch import nn
 
-from graphpipe.model.fake_copy import computed_attributes
+from graphpipe.model.fake_copy import uncopied
 from graphpipe.model.torch_private import write_count
 from graphpipe.model.without_data.meta_model import note_copy
 from graphpipe.run.device.tensor_memory import give_memory
@@ -29,7 +29,7 @@ def filled_copy(model: nn.Module, source: WeightSource | None, seed: int) -> nn.
     Raises:
         InvalidInput: a tensor has no value in the source.
     """
-    made = copy.deepcopy(model, {id(each): each.detach() for each in computed_attributes(model)})
+    made = copy.deepcopy(model, uncopied(model))
     note_copy(model, made)
     empty = {name for tensor, name in named_tensors(made) if tensor.is_meta}
     for tensor in all_tensors(made):
