@@ -1,6 +1,7 @@
 """`graphpipe`: the graph planner (Jeon et al., GraphPipe, ASPLOS 2025, sections 5 and 6)."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from functools import partial
 from math import inf
@@ -33,6 +34,7 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
         exchange  stages exchange devices that differ in type or in their links              `exchanged`
         share     devices host several stages                                                `with_shared_devices`
         relief    all of these again with other decisions about memory, if it is short       `with_reliefs`
+        waits     between sites, the search again as if its schedule filled every wait       `_with_longer_waits`
         parts     all of these again on parts of the cluster that could be faster alone      `with_device_subsets`
         sizes     stages get micro-batch sizes of their own, if the caller wants it          `with_mixed_micro_batches`
 
@@ -46,7 +48,21 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
         find = partial(plan_inference, planner="graphpipe")
         return with_device_subsets(problem, find(problem, options), options, find)
     plan = with_reliefs(problem, options, "graphpipe", _searched)
-    return improved(problem, plan, options, (_on_parts, _with_own_sizes))
+    return improved(problem, plan, options, (_with_longer_waits, _on_parts, _with_own_sizes))
+
+
+def _with_longer_waits(problem: Problem, plan: Plan, options: Options) -> Plan:
+    """Return the plan, or a faster one from candidates that are estimated without waiting for late messages.
+
+    Between sites, 1F1B with one micro-batch size keeps too few samples in flight for most cuts. Small changes then give
+    later stages larger micro-batches, and so earlier ones more samples: vgg16 on two sites was 6 % behind `spp`.
+    """
+    if len(problem.cluster.every_level) <= 2 or options.splits_backward or options.objective != "step":
+        return plan
+    patient = replace(options, splits_backward=True, most_seconds=options.evaluate(plan))
+    with suppress(Infeasible):  # Every plan is slower.
+        return options.best([plan, _searched(problem, patient)])
+    return plan
 
 
 def _on_parts(problem: Problem, plan: Plan, options: Options) -> Plan:
