@@ -9,7 +9,6 @@ from math import inf
 from graphpipe.errors import Infeasible
 from graphpipe.planners.budget import improved
 from graphpipe.planners.device_subsets import with_device_subsets
-from graphpipe.planners.improve.device_types import typed_plans
 from graphpipe.planners.improve.exchange_devices import exchanged
 from graphpipe.planners.improve.memory_reliefs import with_reliefs
 from graphpipe.planners.improve.mixed_micro_batches import with_mixed_micro_batches
@@ -17,8 +16,10 @@ from graphpipe.planners.inference.graph_plans import plan_inference
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.problem.planner import Planner
+from graphpipe.planners.search.device_types import typed_plans
 from graphpipe.planners.search.search import candidates, distinct
 from graphpipe.planners.sharing.folds import plan_in_a_v
+from graphpipe.planners.sharing.random_changes import with_random_changes
 from graphpipe.planners.sharing.share_devices import with_shared_devices
 from graphpipe.plans.plan import Plan
 
@@ -36,6 +37,7 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
         relief    all of these again with other decisions about memory, if it is short       `with_reliefs`
         waits     between sites, the search again as if its schedule filled every wait       `_with_longer_waits`
         parts     all of these again on parts of the cluster that could be faster alone      `with_device_subsets`
+        random    small changes again, from plans a few random changes away                  `with_random_changes`
         sizes     stages get micro-batch sizes of their own, if the caller wants it          `with_mixed_micro_batches`
 
     The published planner is the first pass, ranked by the bottleneck (of equals, less memory) instead of by the step,
@@ -48,7 +50,7 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
         find = partial(plan_inference, planner="graphpipe")
         return with_device_subsets(problem, find(problem, options), options, find)
     plan = with_reliefs(problem, options, "graphpipe", _searched)
-    return improved(problem, plan, options, (_with_longer_waits, _on_parts, _with_own_sizes))
+    return improved(problem, plan, options, (_with_longer_waits, _on_parts, with_random_changes, _with_own_sizes))
 
 
 def _with_longer_waits(problem: Problem, plan: Plan, options: Options) -> Plan:

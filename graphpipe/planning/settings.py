@@ -10,7 +10,7 @@ from graphpipe.costs import Loads
 from graphpipe.costs.sample_load import parse_loads
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.planners.budget import Budget
-from graphpipe.planners.problem.limits import EFFORTS, NORMAL, QUICK, THOROUGH, SearchEffort
+from graphpipe.planners.problem.limits import EFFORTS, ITERATED, NORMAL, QUICK, THOROUGH, SearchEffort
 from graphpipe.planners.problem.options import InferenceObjective, Objective, OffloadTo
 from graphpipe.plans.stage import Predictor, WeightPolicy, check_policy_names
 
@@ -105,8 +105,9 @@ class PlanSettings:
     far is taken.
 
     `quick` leaves out small changes, plans in which devices host several stages, and plans on parts of a cluster.
-    `thorough` searches once more with wider limits, and takes about twice as long. A number of seconds makes all
-    three searches in turn. The first one always ends, so that there is a plan."""
+    `normal` searches small problems again with random changes. `thorough` does so for all problems, and searches once
+    more with wider limits. A number of seconds makes all these searches in turn. The first one always ends, so that
+    there is a plan."""
     sequence_parallel: bool = False
     """Let the devices that share a replica also divide the sequence between the layers that they share, such as in
     norms, dropouts and residuals (sequence parallelism).
@@ -140,7 +141,7 @@ class PlanSettings:
     @property
     def efforts(self) -> tuple[SearchEffort, ...]:
         """The searches whose best plan is taken, in their order."""
-        return EFFORTS[self.effort] if isinstance(self.effort, str) else (QUICK, NORMAL, THOROUGH)
+        return EFFORTS[self.effort] if isinstance(self.effort, str) else (QUICK, NORMAL, ITERATED, THOROUGH)
 
     @property
     def budget(self) -> Budget:

@@ -47,7 +47,8 @@ def test_the_cut_is_the_best_for_the_expected_loads(seed: int) -> None:
     costs = table(GRAPH, {name: (0.0, rng.choice([1e-3, 2e-3])) for name in OPS})
     one, other = rng.sample(OPS, 2)
     loads = {one: MIX, other: {0: 0.5, 2: 0.25, 3: 0.25}}
-    plan = gp.plan(GRAPH, costs, cluster(3), batch_size=16, micro_batch=1, schedule="1f1b", loads=loads)
+    alone = {"schedule": "1f1b", "stages_per_device": 1}
+    plan = gp.plan(GRAPH, costs, cluster(3), batch_size=16, micro_batch=1, loads=loads, **alone)
     expected, found = times(costs, {one: 2.75, other: 1.25}), list[float]()
     for count in range(3):
         for cuts in combinations(range(1, 5), count):

@@ -113,7 +113,17 @@ def test_passes_stop_when_the_time_is_over() -> None:
 
 
 def test_each_effort_has_wider_limits_than_the_one_before() -> None:
-    limits = ("candidates", "ranked", "searched", "improved", "changed_tasks", "folds", "hosted_tasks", "most_hosted")
+    limits = (
+        "candidates",
+        "ranked",
+        "searched",
+        "improved",
+        "changed_tasks",
+        "folds",
+        "hosted_tasks",
+        "kicks",
+        "most_hosted",
+    )
     for less, more in ((QUICK, NORMAL), (NORMAL, THOROUGH)):
         assert all(getattr(less, name) <= getattr(more, name) for name in limits)
     assert EFFORTS["thorough"][0] is NORMAL

@@ -92,6 +92,26 @@ def _exchanges(plan: Plan) -> Iterator[Exchange]:
                 yield {one: other, other: one}
 
 
+def on_first_devices(plan: Plan) -> Plan:
+    """Return the plan on devices in the order in which its stages use them, where all devices and nodes are alike.
+
+    stages on (2, 3), (0, 1)   ->   (0, 1), (2, 3)
+    """
+    links, alike = plan.cluster.link_levels, len(plan.cluster.types) == 1 and len(plan.cluster.every_level) <= 2
+    every = range(len(links.groups))
+    used = dict.fromkeys([*(device for stage in plan.stages for device in stage.devices), *every])
+    groups = [[device for device in used if links.groups[device] == group] for group in sorted(set(links.groups))]
+    if not (alike and links.regular and len({len(members) for members in groups}) == 1):
+        return plan
+    order = list(dict.fromkeys(links.groups[device] for device in used))
+    exchange = {
+        device: sorted(target)[at]
+        for group, target in zip(order, groups, strict=True)
+        for at, device in enumerate(groups[group])
+    }
+    return after_exchange(plan, exchange)
+
+
 def after_exchange(plan: Plan, exchange: Exchange) -> Plan:
     """Return the plan with its stages on the exchanged devices."""
     return replace(plan, stages=tuple(_exchanged(stage, exchange) for stage in plan.stages))

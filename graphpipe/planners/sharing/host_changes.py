@@ -6,12 +6,15 @@ join      s on A, t on B   ->   s and t on A and B
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import InitVar, dataclass, field, replace
+from functools import partial
 from itertools import chain, combinations
 from math import inf
 
 from graphpipe.planners.improve.changes import halves, with_degree
+from graphpipe.planners.improve.iterated import iterated
+from graphpipe.planners.improve.neighbours import as_other_kind
 from graphpipe.planners.problem.limits import MANY, PASSES, WORTH
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble, assemble_in_order, is_chain
@@ -32,50 +35,73 @@ def rehosted(problem: Problem, plan: Plan, options: Options) -> Plan:
         plan: a sound plan.
         options: the caller's.
     """
-    sizes, tail = options.sizes(problem.batch_size), problem.graph.whole_batch_tail
-    changes = _HostChanges(problem, sizes, tail, options.stages_per_device)
-    start = _as_planned(problem, plan)
+    changes = HostChanges.of_options(problem, options)
+    start = as_planned(problem, plan)
     seconds = options.ranked(start, inf)
-    climbed = [_climbed(changes, start, seconds, options)]
+    found = [_Climb(changes, options, start).of(start, seconds)]
     if (deep := changes.deepened(start)) is not None:
         deep_seconds = options.ranked(deep, seconds / WORTH)
         if deep_seconds * WORTH < seconds:
-            climbed.append(_climbed(changes, deep, deep_seconds, options))
-    return min(climbed, key=lambda each: each[0])[1]
+            found.append(_Climb(changes, options, deep).of(deep, deep_seconds))
+    seconds, best = min(found, key=lambda each: each[0])
+    again = _Climb(changes, options, best)  # The climbs share its trials.
+    return iterated(best, seconds, options.effort.kicks, again.ranked, changes.of)[1]
 
 
-def _climbed(changes: "_HostChanges", best: Plan, seconds: float, options: Options) -> tuple[float, Plan]:
-    trials = min(MANY, max(PASSES, options.effort.hosted_tasks // task_count(best)))
-    for _ in range(PASSES):
-        start = best
-        for trial in changes.of(best):
-            if least_step_seconds(trial) >= seconds or memory_shortfall(trial) > 0:
-                continue
-            if not trials:
-                return seconds, best
-            trials -= 1
-            if (trial_seconds := options.ranked(trial, seconds / WORTH)) * WORTH < seconds:
-                best, seconds = trial, trial_seconds
+@dataclass(slots=True)
+class _Climb:
+    changes: "HostChanges"
+    options: Options
+    first: InitVar[Plan]
+    trials: int = field(init=False)
+    """Plans that are left to rank."""
+
+    def __post_init__(self, first: Plan) -> None:
+        self.trials = min(MANY, max(PASSES, self.options.effort.hosted_tasks // task_count(first)))
+
+    def ranked(self, start: Plan) -> tuple[float, Plan]:
+        """Return what `of` returns, for a plan that was not ranked yet."""
+        return self.of(start, self.options.ranked(start, inf))
+
+    def of(self, best: Plan, seconds: float) -> tuple[float, Plan]:
+        """Return the seconds of the best plan after small changes, and the plan."""
+        for _ in range(PASSES):
+            start = best
+            for change in self.changes.of(best):
+                if (trial := change()) is None or least_step_seconds(trial) >= seconds or memory_shortfall(trial) > 0:
+                    continue
+                if not self.trials:
+                    return seconds, best
+                self.trials -= 1
+                if (trial_seconds := self.options.ranked(trial, seconds / WORTH)) * WORTH < seconds:
+                    best, seconds = trial, trial_seconds
+                    break
+            if best is start:
                 break
-        if best is start:
-            break
-    return seconds, best
+        return seconds, best
 
 
 @dataclass(frozen=True, slots=True)
-class _HostChanges:
+class HostChanges:
     problem: Problem
     sizes: Sequence[int]
     tail: frozenset[str]
     most: int
     """Stages that a device may host, those of the tail aside."""
+    every: bool
+    """Whether to try changes that seldom help by themselves too."""
 
-    def of(self, plan: Plan) -> Iterator[Plan]:
-        """Yield the plans after one change, those that most often shorten a step first."""
+    @staticmethod
+    def of_options(problem: Problem, options: Options) -> "HostChanges":
+        """Return the changes that the caller allows."""
+        sizes, tail = options.sizes(problem.batch_size), problem.graph.whole_batch_tail
+        return HostChanges(problem, sizes, tail, options.stages_per_device, options.effort.kicks > 0)
+
+    def of(self, plan: Plan) -> list[Callable[[], Plan | None]]:
+        """Return the changes of a plan, those that most often shorten a step first; None where one is impossible."""
         hosted = [(Part.of(stage), stage.devices) for stage in plan.stages]
-        for changed in self._changed(plan, hosted, self._free(plan)):
-            if (trial := self._hosting(plan, changed)) is not None:
-                yield trial
+        changes = [partial(self._hosting, plan, changed) for changed in self._changed(plan, hosted, self._free(plan))]
+        return [*changes, partial(as_other_kind, self.problem, plan)] if self.every else changes
 
     def deepened(self, plan: Plan) -> Plan | None:
         """Return the plan with each stage cut into two, if it fits."""
@@ -141,7 +167,7 @@ def _with(hosted: Sequence[Hosted], stage: int, those: Sequence[Hosted]) -> list
     return [*hosted[:stage], *those, *hosted[stage + 1 :]]
 
 
-def _as_planned(problem: Problem, plan: Plan) -> Plan:
+def as_planned(problem: Problem, plan: Plan) -> Plan:
     """Return the plan with the samples in flight of 1F1B."""
     devices = [stage.devices for stage in plan.stages]
     parts = [Part.of(stage) for stage in plan.stages]

@@ -77,7 +77,7 @@ def test_stages_that_alone_are_too_slow_change_no_evaluation(
 
     early = evaluated()
     # Without the rejection of single stages, the lower bound of the whole plan rejects the same plans.
-    monkeypatch.setattr("graphpipe.planners.improve.hill_climb._Near._least_seconds", lambda *_: 0.0)
+    monkeypatch.setattr("graphpipe.planners.improve.neighbours.Neighbours._least_seconds", lambda *_: 0.0)
     assert early == evaluated()
 
 

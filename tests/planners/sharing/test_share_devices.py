@@ -14,7 +14,7 @@ from split_layer import LAYER, layer_graph
 
 import graphpipe as gp
 from bench.case import summit
-from bench.search.exhaustive import partitions
+from bench.search.brute_force import partitions
 from graphpipe.errors import Infeasible, InvalidInput
 from graphpipe.graph import Edge, Graph, Op, with_split
 from graphpipe.planners.lower_bound.lower_bound import gap_percent, step_bound

@@ -11,12 +11,12 @@ from graphpipe.costs import CostModel, Curve
 from graphpipe.errors import Infeasible
 from graphpipe.planners.graphpipe import plan_graphpipe
 from graphpipe.planners.improve.exchange_devices import exchanged
-from graphpipe.planners.improve.unequal_intervals import Intervals
 from graphpipe.planners.problem.assign_devices import place
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.problem.stage_costs import stage_seconds
 from graphpipe.planners.search.search import search
+from graphpipe.planners.search.unequal_intervals import Intervals
 from graphpipe.planning.by_hand import HandPlan, HandStage, plan_by_hand
 from graphpipe.plans.device_memory import memory_shortfall
 from graphpipe.plans.plan import Plan

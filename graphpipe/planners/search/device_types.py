@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from graphpipe.costs import CostModel
-from graphpipe.planners.improve.unequal_intervals import TypedPart, unequal_partitions
 from graphpipe.planners.problem.limits import SHARES
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Part, Problem, assemble
 from graphpipe.planners.problem.whole_batch_tail import WholeBatchTail
+from graphpipe.planners.search.unequal_intervals import TypedPart, unequal_partitions
 from graphpipe.plans.device_memory import memory_shortfall
 from graphpipe.plans.plan import Plan
 
