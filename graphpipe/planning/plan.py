@@ -167,7 +167,8 @@ def _found(problem: Problem, settings: PlanSettings, seconds: RememberedSeconds,
     if first is NORMAL and "effort" in find_planner(settings.planner).honours:
         if not has_room(best):
             others.append(QUICK)  # Where memory is short, it sometimes ends ahead: of 15 problems once, by 2 %.
-        if ITERATED not in others and len(problem.graph.ops) * len(problem.cluster.devices) <= SMALL:
+        small = len(problem.graph.ops) * len(problem.cluster.devices) <= SMALL
+        if small and ITERATED not in others and _objective(settings) == "step":  # The published search has none.
             others.append(ITERATED)
     with suppress(BudgetSpent):
         for effort in others:
