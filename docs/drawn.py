@@ -185,7 +185,7 @@ def _without_flush(policy: WeightPolicy) -> gp.Plan:
 def _tutorial() -> gp.Plan:
     graph = read_model_argument("examples/digits.py:model").graph
     cluster = gp.Cluster.preset("summit:1x4")
-    return gp.plan(graph, gp.estimate(graph, cluster), cluster, batch_size=128)
+    return gp.plan(graph, gp.estimate(graph, cluster), cluster, batch_size=128, stages_per_device=1)
 
 
 def _drawn(plan: gp.Plan) -> str:
