@@ -31,9 +31,10 @@ def planned(memory_bytes: float) -> Plan:
 
 
 @real
-def test_the_memory_that_the_best_plan_needs_is_enough_to_find_it() -> None:
+def test_the_memory_that_the_best_plan_needs_is_enough_to_find_it(monkeypatch: pytest.MonkeyPatch) -> None:
     # With just this memory, the best estimate was a graph of stages, 0.8 % faster than that of a chain. So the chains
     # were left out, and the plan was 1.2 % slower, and slower than stages that recompute (0.994 in `bench memory`).
+    monkeypatch.setattr("graphpipe.planning.plan.SMALL", 0)  # Random changes depend on what fits on their way.
     best = planned(1e15)
     limited = planned(max(needed_bytes(best).values()))
     assert best.prediction is not None
