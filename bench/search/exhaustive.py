@@ -21,9 +21,9 @@ from typing import Any
 import graphpipe as gp
 from bench.record import save
 from bench.search.brute_force import least_seconds
-from bench.search.clusters.drawn_case import random_graph
+from bench.search.clusters.drawn_case import link, random_graph, slower
 from bench.tables import markdown
-from graphpipe.cluster import Cluster, Device, DeviceType, Link
+from graphpipe.cluster import Cluster, Device, DeviceType
 from graphpipe.graph import splittable, with_split
 from graphpipe.model.zoo import zoo
 from graphpipe.planners.lower_bound.lower_bound import step_bound
@@ -113,24 +113,15 @@ def random_problem(kind: str, rng: random.Random) -> Problem:
             Device(name=f"d{at}", type=_type(speed).name, node="n0" if at < first else "n1")
             for at, speed in enumerate(speeds)
         ),
-        intra_node=_link(rng.choice([2e9, 1e10, 4.3e10]), 8e-6),
-        inter_node=_link(rng.choice([1.25e7, 1.25e8, 1.25e9]), 50e-6),
+        intra_node=link(rng.choice([2e9, 1e10, 4.3e10]), 8e-6),
+        inter_node=link(rng.choice([1.25e7, 1.25e8, 1.25e9]), 50e-6),
     )
     return Problem(graph, gp.estimate(graph, cluster), cluster, BATCH)
 
 
 def _type(speed: float) -> DeviceType:
     fastest = Cluster.preset("summit:1x1").device_types[0]
-    return replace(
-        fastest,
-        name=f"{speed:g} of a V100",
-        peak_flops_per_second=fastest.peak_flops_per_second * speed,
-        memory_bytes_per_second=fastest.memory_bytes_per_second * speed,
-    )
-
-
-def _link(bandwidth: float, latency: float) -> Link:
-    return Link(latency_seconds=latency, bandwidth_bytes_per_second=bandwidth)
+    return slower(fastest, f"{speed:g} of a V100", speed, fastest.memory_bytes)
 
 
 def _forms(problem: Problem) -> Iterator[Problem]:

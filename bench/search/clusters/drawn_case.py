@@ -94,15 +94,15 @@ def _cluster(kind: str, nodes: int, each: int, draw: random.Random) -> Cluster:
     fastest = replace(Cluster.preset("summit:1x1").device_types[0], name="t0", memory_bytes=16 * _GIGA)
     types = [fastest]
     for number in range(1, draw.choice([2, 3]) if kind in ("types", "memory") else 1):
-        slower = draw.choice([0.25, 0.5, 0.8]) if kind == "types" else 1.0
+        share = draw.choice([0.25, 0.5, 0.8]) if kind == "types" else 1.0
         memory = draw.choice([6, 8, 12]) * _GIGA if kind == "memory" else fastest.memory_bytes
-        types.append(_slower(fastest, f"t{number}", slower, memory))
+        types.append(slower(fastest, f"t{number}", share, memory))
     type_of = [draw.choice(types).name for _ in range(nodes)]
     level, between = tuple[LinkLevel, ...](), draw.choice([10.6e9, 1.25e9])
     if kind == "slow sites":
         cut = draw.randint(1, nodes - 1)
         names = [f"n{number}" for number in range(nodes)]
-        level = (LinkLevel(name="site", link=_link(between, 10e-6), nodes=(tuple(names[:cut]), tuple(names[cut:]))),)
+        level = (LinkLevel(name="site", link=link(between, 10e-6), nodes=(tuple(names[:cut]), tuple(names[cut:]))),)
         between = draw.choice(_SITES)
     return Cluster(
         name=f"{kind} {nodes}x{each}",
@@ -112,13 +112,14 @@ def _cluster(kind: str, nodes: int, each: int, draw: random.Random) -> Cluster:
             for node in range(nodes)
             for number in range(each)
         ),
-        intra_node=_link(43e9, 8e-6),
-        inter_node=_link(between, 50e-6 if kind == "slow sites" else 10e-6),
+        intra_node=link(43e9, 8e-6),
+        inter_node=link(between, 50e-6 if kind == "slow sites" else 10e-6),
         levels=level,
     )
 
 
-def _slower(kind: DeviceType, name: str, share: float, memory: float) -> DeviceType:
+def slower(kind: DeviceType, name: str, share: float, memory: float) -> DeviceType:
+    """Return a device type of a share of another's speed, with so many bytes of memory."""
     return replace(
         kind,
         name=name,
@@ -128,7 +129,8 @@ def _slower(kind: DeviceType, name: str, share: float, memory: float) -> DeviceT
     )
 
 
-def _link(bandwidth: float, latency: float) -> Link:
+def link(bandwidth: float, latency: float) -> Link:
+    """Return a link of so many bytes per second, and a latency in seconds."""
     return Link(latency_seconds=latency, bandwidth_bytes_per_second=bandwidth)
 
 

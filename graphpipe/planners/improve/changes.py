@@ -4,7 +4,7 @@ move      o1 o2 | o3 o4   ->   o1 | o2 o3 o4         resize     b = 4, 4   ->   
 shift     d = 2 | d = 4   ->   d = 3 | d = 3         merge, split     o1 | o2   <->   o1 o2
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, combinations, permutations
 
@@ -13,6 +13,8 @@ from graphpipe.planners.problem.partition import Part
 from graphpipe.plans.estimates import seconds_per_sample
 from graphpipe.plans.plan import Plan
 
+Hosted = tuple[Part, tuple[int, ...]]
+"""A stage and its devices."""
 Change = Callable[[Sequence[Part]], list[Part] | None]
 """Returns the stages after a change; None if the change is impossible. Degrees may need other devices."""
 
@@ -27,7 +29,7 @@ class Changes:
 
     def __iter__(self) -> Iterator[Change]:
         """Yield the changes, those that most often shorten a step first."""
-        fixed = self._fixed
+        fixed = fixed_stages(self.plan)
         free = [number for number in range(len(self.plan.stages)) if number not in fixed]
         moves = list(self._moves())
         order = self.plan.graph.index
@@ -42,15 +44,9 @@ class Changes:
         for one, other in self._pairs():
             yield lambda parts, one=one, other=other: _swapped(parts, one, other, order)
 
-    @property
-    def _fixed(self) -> set[int]:
-        """The stages with whole-batch operators."""
-        graph = self.plan.graph
-        return {n for n, stage in enumerate(self.plan.stages) if any(graph[name].whole_batch for name in stage.ops)}
-
     def _moves(self) -> list[tuple[str, int]]:
         """Return operators with the stages that they may move to: neighbours, or all stages of a small plan."""
-        stages, stage_of, fixed = self.plan.stages, self._stage_of, self._fixed
+        stages, stage_of, fixed = self.plan.stages, self._stage_of, fixed_stages(self.plan)
         moves = dict[tuple[str, int], None]()
         for edge in self.plan.graph.edges:
             moves |= {(edge.source, stage_of[edge.target]): None, (edge.target, stage_of[edge.source]): None}
@@ -62,7 +58,7 @@ class Changes:
         """Return the pairs of operators of a small plan that may change places."""
         if not self._small:
             return []
-        fixed = self._fixed
+        fixed = fixed_stages(self.plan)
         return list(combinations([name for name, stage in self._stage_of.items() if stage not in fixed], 2))
 
     @property
@@ -138,6 +134,19 @@ class Changes:
         first, second = halves(self.plan, part, front.degree / (front.degree + back.degree))
         pair = replace(front, ops=first), replace(back, ops=second)
         return [*parts[:stage], *pair, *parts[stage + 1 :]]
+
+
+def fixed_stages(plan: Plan) -> set[int]:
+    """Return the stages with whole-batch operators, which keep these and their micro-batch."""
+    graph = plan.graph
+    return {n for n, stage in enumerate(plan.stages) if any(graph[name].whole_batch for name in stage.ops)}
+
+
+def on_devices(part: Part, devices: Iterable[int], sizes: Sequence[int]) -> Hosted | None:
+    """Return the part on exactly these devices; None if none of the sizes can be divided among them."""
+    team = tuple(sorted(devices))
+    fitted = with_degree(part, len(team), sizes)
+    return None if fitted is None or fitted.degree < len(team) else (fitted, team)
 
 
 def with_degree(part: Part, degree: int, sizes: Sequence[int]) -> Part | None:

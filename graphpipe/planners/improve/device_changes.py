@@ -5,17 +5,15 @@ swap      d0 d1 | d2      ->   d0 d2 | d1        of devices of different types
 merge, split    o1 on d0 | o2 on d1   <->   o1 o2 on d0 d1; stages on the same devices merge there
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from graphpipe.planners.improve.changes import halves, with_degree
+from graphpipe.planners.improve.changes import Hosted, fixed_stages, halves, on_devices
 from graphpipe.planners.problem.limits import TAKERS
 from graphpipe.planners.problem.partition import Part
 from graphpipe.plans.estimates import seconds_per_sample
 from graphpipe.plans.plan import Plan
 
-Hosted = tuple[Part, tuple[int, ...]]
-"""A stage with its devices."""
 DeviceChange = Callable[[Sequence[Hosted]], list[Hosted] | None]
 """Returns the stages after a change; None if the change is impossible."""
 
@@ -30,9 +28,8 @@ class DeviceChanges:
 
     def __iter__(self) -> Iterator[DeviceChange]:
         """Yield the changes, those for the slowest stages first."""
-        graph = self.plan.graph
-        whole = [any(graph[name].whole_batch for name in stage.ops) for stage in self.plan.stages]
-        free = [number for number, fixed in enumerate(whole) if not fixed]
+        fixed = fixed_stages(self.plan)
+        free = [number for number in range(len(self.plan.stages)) if number not in fixed]
         slowest = sorted(free, key=lambda stage: seconds_per_sample(self.plan, stage), reverse=True)
         for taker in slowest[:TAKERS]:
             for device in self._one_of_a_kind(self._unused):
@@ -64,21 +61,18 @@ class DeviceChanges:
 
     def _taken(self, hosted: Sequence[Hosted], giver: int | None, taker: int, device: int) -> list[Hosted] | None:
         part, team = hosted[taker]
-        changed = list(hosted)
-        if giver is None:
-            if any(device in devices for _, devices in hosted):
-                return None
-        elif len(hosted[giver][1]) > 1 and device in hosted[giver][1]:
-            smaller = self._on(hosted[giver][0], {*hosted[giver][1]} - {device})
-            if smaller is None:
-                return None
-            changed[giver] = smaller
-        else:
-            return None
-        larger = None if device in team else self._on(part, {*team, device})
+        free = giver is None and all(device not in devices for _, devices in hosted)
+        given = giver is not None and device in hosted[giver][1]
+        larger = self._on(part, {*team, device}) if (free or given) and device not in team else None
         if larger is None:
             return None
+        changed = list(hosted)
         changed[taker] = larger
+        if giver is not None:
+            smaller = self._on(hosted[giver][0], {*hosted[giver][1]} - {device})
+            if smaller is None:  # It would have none left, or a number that divides none of the sizes.
+                return None
+            changed[giver] = smaller
         return changed
 
     def _merged(self, hosted: Sequence[Hosted], first: int, second: int) -> list[Hosted] | None:
@@ -99,15 +93,13 @@ class DeviceChanges:
         if len(part.ops) < 2 or not front:
             return None
         first, second = halves(self.plan, part, len(front) / (len(front) + len(back)))
-        pair = [self._on(replace(part, ops=first), {*front}), self._on(replace(part, ops=second), {*back})]
+        pair = [self._on(replace(part, ops=first), front), self._on(replace(part, ops=second), back)]
         if pair[0] is None or pair[1] is None:
             return None
         return [*hosted[:stage], pair[0], pair[1], *hosted[stage + 1 :]]
 
-    def _on(self, part: Part, devices: set[int]) -> Hosted | None:
-        """Return the part on exactly these devices; None if none of the sizes can be divided among them."""
-        fitted = with_degree(part, len(devices), self.sizes)
-        return None if fitted is None or fitted.degree < len(devices) else (fitted, tuple(sorted(devices)))
+    def _on(self, part: Part, devices: Iterable[int]) -> Hosted | None:
+        return on_devices(part, devices, self.sizes)
 
 
 def _exchanged(hosted: Sequence[Hosted], one: int, other: int) -> list[Hosted]:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
 
-from graphpipe.planners.improve.changes import Change, Changes
-from graphpipe.planners.improve.device_changes import DeviceChange, DeviceChanges, Hosted
+from graphpipe.planners.improve.changes import Change, Changes, Hosted
+from graphpipe.planners.improve.device_changes import DeviceChange, DeviceChanges
 from graphpipe.planners.problem.partition import Part, Problem, assemble, assemble_in_order, is_chain
 from graphpipe.plans.plan import Plan
 

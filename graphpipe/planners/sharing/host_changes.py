@@ -12,7 +12,7 @@ from functools import partial
 from itertools import chain, combinations
 from math import inf
 
-from graphpipe.planners.improve.changes import halves, with_degree
+from graphpipe.planners.improve.changes import Hosted, halves, on_devices
 from graphpipe.planners.improve.iterated import iterated
 from graphpipe.planners.improve.neighbours import as_other_kind
 from graphpipe.planners.problem.limits import MANY, PASSES, WORTH
@@ -23,8 +23,6 @@ from graphpipe.plans.estimates import least_step_seconds, seconds_per_sample, ta
 from graphpipe.plans.plan import Plan
 
 Team = tuple[int, ...]
-Hosted = tuple[Part, Team]
-"""A stage and its devices."""
 
 
 def rehosted(problem: Problem, plan: Plan, options: Options) -> Plan:
@@ -148,8 +146,7 @@ class HostChanges:
         return _with(hosted, stage, [there])
 
     def _on(self, hosted: Sequence[Hosted], stage: int, team: Team) -> Hosted | None:
-        part = with_degree(hosted[stage][0], len(team), self.sizes)
-        return None if part is None or part.degree < len(team) else (part, team)
+        return on_devices(hosted[stage][0], team, self.sizes)
 
     def _assembled(self, plan: Plan, hosted: Sequence[Hosted]) -> Plan | None:
         parts, teams = [part for part, _ in hosted], [team for _, team in hosted]

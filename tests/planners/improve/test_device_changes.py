@@ -6,7 +6,8 @@ import pytest
 from problems import towers
 
 from graphpipe.cluster import DeviceType
-from graphpipe.planners.improve.device_changes import DeviceChanges, Hosted
+from graphpipe.planners.improve.changes import Hosted
+from graphpipe.planners.improve.device_changes import DeviceChanges
 from graphpipe.planners.problem.partition import Part, Problem, assemble
 from graphpipe.plans import Plan
 
