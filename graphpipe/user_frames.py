@@ -1,4 +1,4 @@
-"""The line of the user's own code that an error or a warning comes from."""
+"""The line of the user's own code, or of a library, that an error or a warning comes from."""
 
 import inspect
 import re
@@ -11,10 +11,15 @@ from pathlib import Path
 _LINE = re.compile(r'^ *File "([^"\n]+)", line (\d+), in (.+)$', re.MULTILINE)
 _PACKAGE = str(Path(__file__).parent)
 _OTHER_CODE = (Path(_PACKAGE), *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")))
+_INSTALLED = {"site-packages", "dist-packages"}
+_OF_TORCH = {"torch", "functorch", "torchgen", "sympy", "numpy", Path(_PACKAGE).name}
 
 
 def user_place(error: BaseException) -> str:
-    """Return the innermost place in the user's files, as "model.py, line 12, in forward"; empty if there is none."""
+    """Return the innermost place in the user's files, as "model.py, line 12, in forward".
+
+    If there is none, return that in a library, as "torchaudio/models/conformer.py, line 11, in forward", and else "".
+    """
     frames = traceback.extract_tb(error.__traceback__)
     return _innermost((frame.filename, frame.lineno or 0, frame.name) for frame in frames)
 
@@ -41,15 +46,25 @@ def describe_error(error: BaseException) -> str:
 
 
 def _innermost(frames: Iterable[tuple[str, int, str]]) -> str:
-    places = [(Path(file).name, line, name) for file, line, name in frames if _is_user_file(file)]
-    if not places:
-        return ""
-    file, line, name = places[-1]
-    return f"{file}, line {line}" + (f", in {name}" if name.isidentifier() else "")
+    all_frames = list(frames)
+    for shown in (_in_user_file, _in_library):
+        places = [(shown(Path(file)), line, name) for file, line, name in all_frames if shown(Path(file))]
+        if places:
+            file, line, name = places[-1]
+            return f"{file}, line {line}" + (f", in {name}" if name.isidentifier() else "")
+    return ""
 
 
-def _is_user_file(file: str) -> bool:
-    # User files are not generated, not installed, and not part of Python or of this package.
-    path = Path(file)
-    installed = {"site-packages", "dist-packages"} & set(path.parts)
-    return path.suffix == ".py" and not installed and not any(path.is_relative_to(place) for place in _OTHER_CODE)
+def _in_user_file(path: Path) -> str:
+    """Return the name of a file that is not generated, not installed, and not part of Python or of this package."""
+    other = any(path.is_relative_to(place) for place in _OTHER_CODE)
+    return "" if path.suffix != ".py" or other or _INSTALLED & set(path.parts) else path.name
+
+
+def _in_library(path: Path) -> str:
+    """Return the path of a file inside an installed library, except torch and what it computes with."""
+    for number, part in enumerate(path.parts):
+        inside = path.parts[number + 1 :]
+        if part in _INSTALLED and path.suffix == ".py" and inside[0] not in _OF_TORCH:
+            return "/".join(inside)
+    return ""

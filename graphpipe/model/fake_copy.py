@@ -121,7 +121,8 @@ def computed_attributes(module: nn.Module) -> Iterator[Tensor]:
             yield from () if value.is_leaf else (value,)
         elif isinstance(value, (*CONTAINERS, tuple)) and id(value) not in seen:
             seen.add(id(value))
-            held += cast("dict[object, object]", value).values() if isinstance(value, dict) else value
+            inside = cast("dict[object, object]", value).values() if isinstance(value, dict) else value
+            held += iter(inside)  # A tuple of a library may refuse to tell its length.
 
 
 def _already_there(module: nn.Module, path: str, *args: object, **kwargs: object) -> nn.Module:

@@ -16,6 +16,7 @@ from graphpipe.model.capture.module_graph.exported_graph import call_arguments
 from graphpipe.model.inputs import with_containers
 from graphpipe.model.inputs.input_forms import taking
 from graphpipe.plans import Plan
+from graphpipe.run.device.fixed_draws import doubled
 from graphpipe.run.stage.loss import LossFunction
 from graphpipe.run.stage.tensor_tree import map_tensors
 
@@ -90,7 +91,7 @@ class CheckSubject:
 
 
 def _double(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
+    return tensor.to(doubled(tensor.dtype))
 
 
 def labels(loss_fn: object) -> dict[int, str]:

@@ -31,7 +31,7 @@ from graphpipe.model.split.split import build_stages, capture_for, submodules_fo
 from graphpipe.model.stage_program import ValueSpec
 from graphpipe.plans import Plan
 from graphpipe.plans.stage import Stage
-from graphpipe.run.device.fixed_draws import LOW, FixedDraws
+from graphpipe.run.device.fixed_draws import FixedDraws, doubled
 from graphpipe.run.pipeline import Pipeline
 from graphpipe.run.stage.losses.divided_forward import only_named
 from graphpipe.run.stage.tensor_tree import leaves
@@ -135,10 +135,7 @@ def _in_double(program: ModuleStage) -> ModuleStage:
 
 
 def _edges_in_double(edges: Mapping[int, tuple[ValueSpec, ...]]) -> dict[int, tuple[ValueSpec, ...]]:
-    return {
-        edge: tuple(replace(spec, dtype=torch.float64) if spec.dtype in LOW else spec for spec in specs)
-        for edge, specs in edges.items()
-    }
+    return {edge: tuple(replace(spec, dtype=doubled(spec.dtype)) for spec in specs) for edge, specs in edges.items()}
 
 
 class _Held(Optimizer):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from graphpipe.model.kept_attributes import scripted_kept
 from graphpipe.model.torch_private import own_buffers
+from graphpipe.run.device.fixed_draws import doubled
 
 
 @contextmanager
@@ -21,7 +22,7 @@ def own_values(modules: Sequence[nn.Module], tensors: Sequence[Tensor], *, doubl
     Args:
         modules: the model, and the loss if it is a module.
         tensors: other leaves that the loss computes with.
-        double: the copies of floating-point values are in double precision, which is then torch's default.
+        double: the copies of real and complex numbers are in double precision, which is then torch's default.
     """
     parts = list(dict.fromkeys(part for module in modules for part in module.modules()))
     parameters = {id(each): each for module in modules for each in module.parameters()}
@@ -64,7 +65,7 @@ def _hold(module: nn.Module, name: str, buffer: Tensor) -> None:
 
 
 def _copy(tensor: Tensor, *, double: bool) -> Tensor:
-    return tensor.to(torch.float64, copy=True) if double and tensor.is_floating_point() else tensor.clone()
+    return tensor.to(doubled(tensor.dtype), copy=True) if double else tensor.clone()
 
 
 def _copied(attributes: dict[str, Any]) -> dict[str, tuple[Any, dict[Any, Any] | None]]:

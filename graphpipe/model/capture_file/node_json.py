@@ -11,7 +11,7 @@ from torch import fx
 from graphpipe.errors import InvalidInput
 from graphpipe.model.capture.module_graph.module_graph import device_of, mode_dropout, sample_count, stand_in
 from graphpipe.model.capture.module_graph.rebuild_containers import BuildContainer
-from graphpipe.model.capture.module_graph.translation import copied, written
+from graphpipe.model.capture.module_graph.writes import copied, with_row, with_slice, written
 from graphpipe.model.hidden.raising_branches import holds
 from graphpipe.model.hidden.untraced_losses import ctc
 from graphpipe.model.sample_rows import every_row
@@ -20,7 +20,7 @@ from graphpipe.model.torch_private import Operator, leaf, spec_from_json, spec_t
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{
         function.__name__: function
-        for function in (sample_count, device_of, stand_in, mode_dropout, copied, written, leaf)
+        for function in (sample_count, device_of, stand_in, mode_dropout, copied, written, with_slice, with_row, leaf)
     },
     **{f"operator.{name}": getattr(operator, name) for name in operator.__all__},
     **{f"math.{name}": getattr(math, name) for name in ("ceil", "floor", "trunc", "pow", "sqrt")},

@@ -13,7 +13,7 @@ from graphpipe.model.capture.batch_statistics import what_and_remedy
 from graphpipe.model.capture.build_ops import tensor_names
 from graphpipe.model.capture.capture import Captured, capture_again
 from graphpipe.model.capture.changed_weights import check_not_recomputed
-from graphpipe.model.capture.module_graph.translation import written
+from graphpipe.model.capture.module_graph.writes import written
 from graphpipe.model.capture.op_splits.split_nodes import split_like
 from graphpipe.model.capture.same_model import other_model, with_graph_of
 from graphpipe.model.dag_module import model_name

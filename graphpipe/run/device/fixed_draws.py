@@ -16,7 +16,8 @@ from torch import Tensor
 
 from graphpipe.model.torch_private import DispatchMode, Operator, is_random, written_arguments
 
-LOW = frozenset((torch.float32, torch.float16, torch.bfloat16))
+LOW = frozenset((torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex32))
+"""What is computed in double precision instead."""
 STATISTICS = "batch norm"
 """Among the draws: batch norm used the statistics that it holds."""
 _NOISE = 0.5
@@ -48,7 +49,7 @@ class FixedDraws(DispatchMode):
         named: dict[str, Any] = {**kwargs} if kwargs else {}
         if self._double:
             if named.get("dtype") in LOW:
-                named["dtype"] = torch.float64
+                named["dtype"] = doubled(named["dtype"])
             args = _promoted(func, args)
         name = _name(func)
         if self._norms and name in _STATISTICS:
@@ -120,16 +121,23 @@ def _attends_without_dropout(name: str, args: Sequence[Any]) -> bool:
     return at is not None and not (len(args) > at and args[at])
 
 
+def doubled(dtype: torch.dtype) -> torch.dtype:
+    """Return the type in double precision that holds these real or complex numbers; of others, the type itself."""
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype.is_floating_point else dtype
+
+
 def _promoted(func: Operator, args: Sequence[Any]) -> Sequence[Any]:
     # Operands that stayed in single precision, such as constants in closures, meet those in double precision.
-    found = [each for each in _tensors(args) if each.is_floating_point()]
-    if not any(each.dtype is torch.float64 for each in found) or all(each.dtype not in LOW for each in found):
+    found = {each.dtype for each in _tensors(args)}
+    if found.isdisjoint((torch.float64, torch.complex128)) or found.isdisjoint(LOW):
         return args
     written = {id(each) for each in written_arguments(func, args, {})}
 
     def promoted(value: Any) -> Any:
         if isinstance(value, Tensor):
-            return value.double() if value.dtype in LOW and id(value) not in written else value
+            return value.to(doubled(value.dtype)) if value.dtype in LOW and id(value) not in written else value
         return [promoted(each) for each in value] if isinstance(value, list | tuple) else value
 
     return [promoted(each) for each in args]

@@ -22,6 +22,11 @@ from graphpipe.model.hidden.result_types import register_dataclasses
 from graphpipe.model.torch_private import flatten, is_data_dependent
 from graphpipe.user_frames import warn_user
 
+_TOGETHER = (
+    "Other forwards use what it keeps in its attributes. Move it and these forwards into one submodule: submodules are "
+    "kept whole."
+)
+
 
 class Attempts:
     """A submodule whose forward glue cannot express becomes opaque, and one that hides something is followed.
@@ -54,6 +59,8 @@ class Attempts:
         self.split = [*origin.split]
         self.lengths = False
         """Whether `len` of a tensor may be the variable number of samples."""
+        self.exchanging = set[str]()
+        """The submodules that are followed because they exchange tensors through attributes."""
         self._may_keep = may_keep_values(fake)
 
     def opaque_modules(self) -> tuple[str, ...]:
@@ -87,6 +94,8 @@ class Attempts:
         while path in self.opaque and path not in self.origin.opaque:
             path = path.rpartition(".")[0]  # One that stays whole may return what glue cannot express.
         if not path or path in (*self.split, *self.origin.opaque):
+            if path in self.exchanging and not fault.remedy:
+                fault.remedy = _TOGETHER
             raise cannot_express(self.fake, fault) from fault
         self.opaque += self._alike(path) if EVERY in self.split else [path]
 
@@ -112,7 +121,9 @@ class Attempts:
 
     def _follow_exchanging(self, paths: Sequence[str]) -> bool:
         # Opaque submodules that exchange tensors through attributes.
-        return self._follow(unreturned_values(self.fake, paths, self.inputs, self.call))
+        found = unreturned_values(self.fake, paths, self.inputs, self.call)
+        self.exchanging |= {*found}
+        return self._follow(found)
 
     def _follow(self, paths: Iterable[str]) -> bool:
         new = [path for path in dict.fromkeys(paths) if path not in (*self.opaque, *self.split)]

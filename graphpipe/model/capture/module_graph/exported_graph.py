@@ -18,8 +18,8 @@ from graphpipe.model.capture.module_graph.calls.static_runs import StaticRuns
 from graphpipe.model.capture.module_graph.detach_blocks import detach_blocks
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
 from graphpipe.model.capture.module_graph.opaque_modules import followed_modules
-from graphpipe.model.capture.module_graph.plain_writes import replace_plain_writes
 from graphpipe.model.capture.module_graph.translation import Translation, owner_of
+from graphpipe.model.capture.module_graph.writes import replace_plain_writes
 from graphpipe.model.hidden.known_values import KnownValues
 from graphpipe.model.hidden.library_draws import library_draws_told
 from graphpipe.model.hidden.raising_branches import following_checks

@@ -47,6 +47,10 @@ class ExportFailed(Exception):
     """torch.export failed."""
 
 
+class OtherOperators(ValueError):
+    """A submodule runs other operators for another number of samples."""
+
+
 def fixes_samples(error: Exception) -> bool:
     """Whether a forward made a plain number of the number of samples."""
     return _FIXED in str(error)
@@ -105,7 +109,8 @@ def cannot_trace(module: nn.Module, error: Exception) -> InvalidInput:
         return InvalidInput(
             f"{what}: its forward decides by the values in a tensor{place}, which do not exist before it runs",
             where="capture",
-            remedy="Use torch.where instead of `if`, and tensors instead of .item(), int() and .numpy().",
+            remedy="Use torch.where instead of `if`, and tensors instead of .item(), int() and .numpy(), or move this "
+            "part into a submodule: submodules are kept whole.",
         )
     if name := returned_type(error):
         if name in (OneSample.__name__, OnePart.__name__):
@@ -131,6 +136,14 @@ def cannot_trace(module: nn.Module, error: Exception) -> InvalidInput:
             f"{what}: its forward {_DIFFERENTIATES}{place}",
             where="capture",
             remedy="Move that part into a submodule: submodules are kept whole.",
+        )
+    if isinstance(error, OtherOperators):
+        place = f" ({at})" if (at := user_place(error)) else ""
+        return InvalidInput(
+            f"{what}: {error}{place}",
+            where="capture",
+            remedy="Do not branch on the number of samples. If it keeps values of earlier samples, capture the model "
+            "before its first forward. Or declare the graph with a DagModule.",
         )
     remedy = (
         "If plain PyTorch runs it, keep the submodule at fault whole (opaque=[...]), or declare the graph with a "

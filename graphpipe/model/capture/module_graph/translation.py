@@ -23,6 +23,7 @@ from graphpipe.model.capture.module_graph.module_graph import (
     stand_in,
 )
 from graphpipe.model.capture.module_graph.rebuild_containers import rebuild_containers
+from graphpipe.model.capture.module_graph.writes import differentiable, written
 from graphpipe.model.hidden.raising_branches import ASSERTION
 from graphpipe.model.hidden.registered_tensors import RegisteredTensors
 from graphpipe.model.torch_private import (
@@ -198,7 +199,7 @@ class Translation:
         if is_higher_order(node.target):
             raise CannotExpress(owner_of(node), f"uses {node.target}")
         args, kwargs = self._argument(node.args), self._argument(dict(node.kwargs))
-        target = _OURS.get(node.target, node.target)
+        target = torch.ops.graphpipe.holds.default if node.target is ASSERTION else differentiable(node)
         new = self.graph.call_function(target, args, kwargs)  # pyright: ignore[reportArgumentType]
         new.meta["owner"] = owner_of(node)
         if node.target is ASSERTION:
@@ -317,23 +318,6 @@ def _describe(node: fx.Node, shape: Sequence[Any]) -> None:
     node.meta["dimensions"] = len(shape)
     grow = [size.linear or size.square if isinstance(size, Size) else not isinstance(size, int) for size in shape]
     node.meta["samples_in"] = tuple(at for at, grows in enumerate(grow) if grows)
-
-
-def copied(tensor: Tensor, values: Tensor) -> Tensor:
-    """Return the content of `tensor` after `tensor.copy_(values)`; torch's own functional copy has no derivative."""
-    return values.to(tensor).expand_as(tensor)
-
-
-_OURS: dict[Any, Any] = {torch.ops.aten.copy.default: copied, ASSERTION: torch.ops.graphpipe.holds.default}
-"""What a graph calls in place of an operator of torch."""
-
-
-def written(buffer: Tensor, values: Tensor, enabled: bool = True) -> Tensor:
-    """Write into a buffer of the model's own, if enabled, and return it."""
-    if enabled:
-        with torch.no_grad():
-            buffer.copy_(values)
-    return buffer
 
 
 def owner_of(node: fx.Node) -> str:

@@ -27,6 +27,8 @@ _MOST_DECISIONS = 100
 _PLAIN: Any = Tensor
 _NUMBER = torch.ops.aten._local_scalar_dense.default
 """Asks for the value of a tensor of one element."""
+_EQUAL = torch.ops.aten.equal.default
+"""Asks whether all values of two tensors are the same. `istft` does, to check its window."""
 GUESS = 2
 """In place of a number in a tensor, for what a call costs. Its results have known shapes without it."""
 TRUTH = object()
@@ -88,6 +90,8 @@ class Decisions:
         if func is torch.ops.aten.split_with_sizes.default and any(not isinstance(each, int) for each in args[1]):
             self.split = True
             return func(args[0], _nearly_equal(args[0], len(args[1]), *args[2:]), *args[2:], **kwargs)
+        if func is _EQUAL:
+            return self.decide()
         found = _call(func, args, kwargs)
         if func is _NUMBER and isinstance(found, torch.SymInt):
             if self.number is None:

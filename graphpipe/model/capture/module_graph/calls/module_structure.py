@@ -64,10 +64,14 @@ class Structures:
         )
 
 
+_KNOWN_LENGTHS = (tuple.__len__, list.__len__)
+"""Tuples of a library may refuse to tell their length."""
+
+
 def _value(value: object) -> object:
     if isinstance(value, bool | int | float | str | type(None)):
         return type(value), value
-    if isinstance(value, tuple | list) and len(value) < 10:
+    if isinstance(value, tuple | list) and type(value).__len__ in _KNOWN_LENGTHS and len(value) < 10:
         return type(value), *map(_value, value)
     if isinstance(value, Tensor):
         return value.shape, value.dtype, known_number(value)

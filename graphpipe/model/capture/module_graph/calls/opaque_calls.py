@@ -1,7 +1,7 @@
 """Calls of opaque submodules, recorded while torch.export traces: each is one operator of the exported program."""
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import chain
@@ -104,7 +104,8 @@ def _recorder(path: str, module: nn.Module, runs: StaticRuns, calls: list[Opaque
         except CannotExpress:
             raise
         except Exception:
-            call_directly(module, *args, **kwargs)  # fails as well, with an error that names the number of samples
+            with suppress(CannotExpress):  # The direct call is traced, and says only that this cannot be.
+                call_directly(module, *args, **kwargs)  # fails as well, with an error that names the number of samples
             raise
         _check_visible(path, outcome, leaves)
         tensors = [slot for slot, value in enumerate(leaves) if isinstance(value, Tensor)]

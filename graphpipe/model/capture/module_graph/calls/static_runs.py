@@ -19,7 +19,7 @@ from graphpipe.model.capture.module_graph.calls.call_outcome import SAMPLES, Cal
 from graphpipe.model.capture.module_graph.calls.data_flow import TRUTH
 from graphpipe.model.capture.module_graph.calls.module_structure import Structures
 from graphpipe.model.capture.module_graph.calls.static_run import BlankArgument, StaticRun
-from graphpipe.model.capture.module_graph.failures import CannotExpress
+from graphpipe.model.capture.module_graph.failures import CannotExpress, OtherOperators
 from graphpipe.model.hidden.real_call import real_copy
 from graphpipe.model.hidden.registered_tensors import RegisteredTensors
 from graphpipe.model.hidden.watched_tensors import TensorUse, using_tensors
@@ -137,7 +137,7 @@ class StaticRuns:
         low, high = _by_any_formula(few.operators), _by_any_formula(many.operators)
         alike = set(low) == set(high) if few.split else low == high
         if not alike and not _loops_over_samples(Counter(low), Counter(high)):
-            raise ValueError(f"{path} runs other operators for {SAMPLES[0]} samples than for {SAMPLES[1]}")
+            raise OtherOperators(f"'{path}' runs other operators for {SAMPLES[0]} samples than for {SAMPLES[1]}")
         if few.spec != many.spec or few.written != many.written or len(few.tensors) != len(many.tensors):
             raise CannotExpress(path, "returns something else for another number of samples")
         try:

@@ -1,12 +1,10 @@
-"""In-place operators that write into a tensor without views: each becomes the function that returns what it writes.
+"""How a graph writes: by functions that return what is written, and that can be differentiated."""
 
-PyTorch's decompositions do this for every program, and trace it again for that. T5's buckets of positions, which add in
-place, took as long as the rest of its export.
-"""
-
+from collections.abc import Callable, Mapping
 from operator import getitem
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from graphpipe.model.capture.module_graph.calls.opaque_calls import is_opaque_call
@@ -14,7 +12,10 @@ from graphpipe.model.torch_private import Operator, is_higher_order, is_mutable,
 
 
 def replace_plain_writes(module: fx.GraphModule) -> None:
-    """Replace in-place operators of an exported graph. Those that write into views or inputs stay.
+    """Replace in-place operators of an exported graph by functions. Those that write into views or inputs stay.
+
+    PyTorch's decompositions do this for every program, and trace it again for that. T5's buckets of positions, which
+    add in place, took as long as the rest of its export.
 
     Args:
         module: its nodes have their tensors without data in `meta["val"]`.
@@ -47,3 +48,45 @@ def _returns_the_same(function: Operator, node: fx.Node) -> bool:
     given: Any = fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
     found, wanted = function(*given[0], **given[1]), node.meta["val"]
     return isinstance(found, Tensor) and found.dtype == wanted.dtype and found.shape == wanted.shape
+
+
+def differentiable(node: fx.Node) -> Any:
+    """Return the operator of a node, or in its place a function that has a derivative."""
+    value, own = node.meta.get("val"), node.target
+    if own in _OF_COMPLEX:
+        return _OF_COMPLEX[own] if isinstance(value, Tensor) and value.is_complex() else own
+    return copied if own is torch.ops.aten.copy.default else own
+
+
+def copied(tensor: Tensor, values: Tensor) -> Tensor:
+    """Return the content of `tensor` after `tensor.copy_(values)`; torch's own functional copy has no derivative."""
+    return values.to(tensor).expand_as(tensor)
+
+
+def written(buffer: Tensor, values: Tensor, enabled: bool = True) -> Tensor:
+    """Write into a buffer of the model's own, if enabled, and return it."""
+    if enabled:
+        with torch.no_grad():
+            buffer.copy_(values)
+    return buffer
+
+
+def with_slice(tensor: Tensor, values: Tensor, *where: Any, **named: Any) -> Tensor:
+    """Return a copy of a tensor with other values in a slice, as a Fourier layer puts the modes it keeps into zeros."""
+    found = tensor.clone()
+    torch.ops.aten.slice.Tensor(found, *where, **named).copy_(values)
+    return found
+
+
+def with_row(tensor: Tensor, values: Tensor, *where: Any) -> Tensor:
+    """Return a copy of a tensor with other values at an index of a dimension."""
+    found = tensor.clone()
+    found.select(*where).copy_(values)
+    return found
+
+
+_OF_COMPLEX: Mapping[Any, Callable[..., Tensor]] = {
+    torch.ops.aten.slice_scatter.default: with_slice,
+    torch.ops.aten.select_scatter.default: with_row,
+}
+"""In place of functions that torch (2.13) cannot differentiate for complex tensors."""

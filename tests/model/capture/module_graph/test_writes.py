@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from graphpipe.model.capture.module_graph.plain_writes import replace_plain_writes
+from graphpipe.model.capture.module_graph.writes import replace_plain_writes
 from graphpipe.model.torch_private import is_mutable
 
 
