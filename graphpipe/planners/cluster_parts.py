@@ -1,10 +1,11 @@
 """Plans on parts of a cluster: the fastest of a plan for all devices and those for some of them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from graphpipe.cluster import Cluster
 from graphpipe.errors import Infeasible
+from graphpipe.planners.budget import Pass
 from graphpipe.planners.problem.limits import KEPT
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
@@ -38,25 +39,43 @@ def fastest_on_parts(
     for least, part in parts:
         if least >= seconds:
             continue
-        cluster = problem.cluster.only([problem.cluster.devices[device].name for device in part])
+        cluster = _only(problem.cluster, part)
         try:
             faster = replace(options, most_seconds=seconds, most_ranked=KEPT * seconds)
             found = find(replace(problem, cluster=cluster), faster)
         except Infeasible:  # Too little memory, or every plan is slower.
             continue
-        found = _on_all(found, problem.cluster, part)
+        found = _moved(found, problem.cluster, part)
         if (found_seconds := options.evaluate(found)) < seconds:
             best, seconds = found, found_seconds
     return best
 
 
-def _on_all(plan: Plan, cluster: Cluster, part: Positions) -> Plan:
-    # The same plan, with positions in the whole cluster.
+def improved_on_own_part(problem: Problem, plan: Plan, options: Options, improve: Pass) -> Plan:
+    """Return the plan, or a faster one that a pass finds with only the devices that the plan uses.
+
+    Among all devices, most random changes of a plan for a part lead out of it.
+    """
+    part = tuple(sorted({*plan.used_devices, *(device for stage in plan.stages for device in stage.offload_to)}))
+    if len(part) == len(problem.cluster.devices):
+        return plan
+    cluster = _only(problem.cluster, part)
+    within = [part.index(device) if device in part else -1 for device in range(len(problem.cluster.devices))]
+    improved = improve(replace(problem, cluster=cluster), _moved(plan, cluster, within), options)
+    return _moved(improved, problem.cluster, part)
+
+
+def _only(cluster: Cluster, part: Positions) -> Cluster:
+    return cluster.only([cluster.devices[device].name for device in part])
+
+
+def _moved(plan: Plan, cluster: Cluster, positions: Sequence[int]) -> Plan:
+    """Return the same plan for another cluster, with the position there of each device here."""
     stages = tuple(
         replace(
             stage,
-            devices=tuple(part[device] for device in stage.devices),
-            offload_to=tuple(part[device] for device in stage.offload_to),
+            devices=tuple(positions[device] for device in stage.devices),
+            offload_to=tuple(positions[device] for device in stage.offload_to),
         )
         for stage in plan.stages
     )

@@ -8,6 +8,7 @@ from math import inf
 
 from graphpipe.errors import Infeasible
 from graphpipe.planners.budget import improved
+from graphpipe.planners.cluster_parts import improved_on_own_part
 from graphpipe.planners.device_subsets import with_device_subsets
 from graphpipe.planners.improve.exchange_devices import exchanged
 from graphpipe.planners.improve.memory_reliefs import with_reliefs
@@ -37,7 +38,7 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
         relief    all of these again with other decisions about memory, if it is short       `with_reliefs`
         waits     between sites, the search again as if its schedule filled every wait       `_with_longer_waits`
         parts     all of these again on parts of the cluster that could be faster alone      `with_device_subsets`
-        random    small changes again, from plans a few random changes away                  `with_random_changes`
+        random    small changes again, from plans a few random changes away                  `_changed_at_random`
         sizes     stages get micro-batch sizes of their own, if the caller wants it          `with_mixed_micro_batches`
 
     The published planner is the first pass, ranked by the bottleneck (of equals, less memory) instead of by the step,
@@ -50,7 +51,7 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
         find = partial(plan_inference, planner="graphpipe")
         return with_device_subsets(problem, find(problem, options), options, find)
     plan = with_reliefs(problem, options, "graphpipe", _searched)
-    return improved(problem, plan, options, (_with_longer_waits, _on_parts, with_random_changes, _with_own_sizes))
+    return improved(problem, plan, options, (_with_longer_waits, _on_parts, _changed_at_random, _with_own_sizes))
 
 
 def _with_longer_waits(problem: Problem, plan: Plan, options: Options) -> Plan:
@@ -70,6 +71,11 @@ def _with_longer_waits(problem: Problem, plan: Plan, options: Options) -> Plan:
 def _on_parts(problem: Problem, plan: Plan, options: Options) -> Plan:
     by_step = options.objective == "step" and problem.weights == "flush"
     return with_device_subsets(problem, plan, options, _searched) if by_step and options.effort.parts else plan
+
+
+def _changed_at_random(problem: Problem, plan: Plan, options: Options) -> Plan:
+    plan = improved_on_own_part(problem, plan, options, with_random_changes)
+    return with_random_changes(problem, plan, options)
 
 
 def _with_own_sizes(problem: Problem, plan: Plan, options: Options) -> Plan:

@@ -216,8 +216,7 @@ class BestCandidate:
     def _improved(self, plan: Plan, evaluate: Callable[[Plan, float], float], *, whole_backwards: bool = False) -> Plan:
         trials = self.effort.changed_tasks // task_count(plan) if evaluate is self.greedy else self._trials(plan)
         sizes = None if self.micro_batch is None else (self.micro_batch,)
-        kicks = self.effort.kicks
-        return hill_climb(plan, evaluate, trials, kicks=kicks, sizes=sizes, whole_backwards=whole_backwards)
+        return hill_climb(plan, evaluate, trials, sizes=sizes, whole_backwards=whole_backwards)
 
     def _trials(self, plan: Plan) -> int:
         """Return the most changes that are tried to improve a plan under a schedule that a rule makes."""

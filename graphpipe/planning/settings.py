@@ -10,7 +10,7 @@ from graphpipe.costs import Loads
 from graphpipe.costs.sample_load import parse_loads
 from graphpipe.errors import InvalidInput, nearest
 from graphpipe.planners.budget import Budget
-from graphpipe.planners.problem.limits import EFFORTS, ITERATED, NORMAL, QUICK, THOROUGH, SearchEffort
+from graphpipe.planners.problem.limits import EFFORTS, NORMAL, QUICK, THOROUGH, SearchEffort
 from graphpipe.planners.problem.options import InferenceObjective, Objective, OffloadTo
 from graphpipe.plans.stage import Predictor, WeightPolicy, check_policy_names
 
@@ -141,7 +141,7 @@ class PlanSettings:
     @property
     def efforts(self) -> tuple[SearchEffort, ...]:
         """The searches whose best plan is taken, in their order."""
-        return EFFORTS[self.effort] if isinstance(self.effort, str) else (QUICK, NORMAL, ITERATED, THOROUGH)
+        return EFFORTS[self.effort] if isinstance(self.effort, str) else (QUICK, NORMAL, THOROUGH)
 
     @property
     def budget(self) -> Budget:

@@ -13,7 +13,6 @@ from itertools import chain, combinations
 from math import inf
 
 from graphpipe.planners.improve.changes import Hosted, halves, on_devices
-from graphpipe.planners.improve.iterated import iterated
 from graphpipe.planners.improve.neighbours import as_other_kind
 from graphpipe.planners.problem.limits import MANY, PASSES, WORTH
 from graphpipe.planners.problem.options import Options
@@ -25,15 +24,16 @@ from graphpipe.plans.plan import Plan
 Team = tuple[int, ...]
 
 
-def rehosted(problem: Problem, plan: Plan, options: Options) -> Plan:
+def rehosted(problem: Problem, plan: Plan, options: Options, *, every: bool = False) -> Plan:
     """Return the plan, or one near it whose stages are hosted by other devices and which ranks better.
 
     Args:
         problem: graph, costs, cluster and batch.
         plan: a sound plan.
         options: the caller's.
+        every: whether to try changes that seldom help by themselves too.
     """
-    changes = HostChanges.of_options(problem, options)
+    changes = HostChanges.of_options(problem, options, every=every)
     start = as_planned(problem, plan)
     seconds = options.ranked(start, inf)
     found = [_Climb(changes, options, start).of(start, seconds)]
@@ -41,9 +41,7 @@ def rehosted(problem: Problem, plan: Plan, options: Options) -> Plan:
         deep_seconds = options.ranked(deep, seconds / WORTH)
         if deep_seconds * WORTH < seconds:
             found.append(_Climb(changes, options, deep).of(deep, deep_seconds))
-    seconds, best = min(found, key=lambda each: each[0])
-    again = _Climb(changes, options, best)  # The climbs share its trials.
-    return iterated(best, seconds, options.effort.kicks, again.ranked, changes.of)[1]
+    return min(found, key=lambda each: each[0])[1]
 
 
 @dataclass(slots=True)
@@ -56,10 +54,6 @@ class _Climb:
 
     def __post_init__(self, first: Plan) -> None:
         self.trials = min(MANY, max(PASSES, self.options.effort.hosted_tasks // task_count(first)))
-
-    def ranked(self, start: Plan) -> tuple[float, Plan]:
-        """Return what `of` returns, for a plan that was not ranked yet."""
-        return self.of(start, self.options.ranked(start, inf))
 
     def of(self, best: Plan, seconds: float) -> tuple[float, Plan]:
         """Return the seconds of the best plan after small changes, and the plan."""
@@ -90,10 +84,10 @@ class HostChanges:
     """Whether to try changes that seldom help by themselves too."""
 
     @staticmethod
-    def of_options(problem: Problem, options: Options) -> "HostChanges":
+    def of_options(problem: Problem, options: Options, *, every: bool) -> "HostChanges":
         """Return the changes that the caller allows."""
         sizes, tail = options.sizes(problem.batch_size), problem.graph.whole_batch_tail
-        return HostChanges(problem, sizes, tail, options.stages_per_device, options.effort.kicks > 0)
+        return HostChanges(problem, sizes, tail, options.stages_per_device, every)
 
     def of(self, plan: Plan) -> list[Callable[[], Plan | None]]:
         """Return the changes of a plan, those that most often shorten a step first; None where one is impossible."""
