@@ -1,10 +1,11 @@
-"""Models as libraries have them: spectra (neuraloperator, Vocos, Demucs), spiking neurons (snntorch), tuples (e3nn)."""
+"""Models as libraries have them: spectra, spiking neurons, draws, sparse gradients."""
 
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution, Laplace, Normal
 
 import graphpipe as gp
 from graphpipe.equivalence.equivalence import Equivalence
@@ -120,6 +121,37 @@ class Sized(nn.Module):
         return torch.cat([each.cumsum(1) for each in self.layer(x).split([*iter(self.sizes)], 1)], 1)
 
 
+class Drawing(nn.Module):
+    """Draws in its own forward, as variational models do. Captured draws were other numbers than those of PyTorch."""
+
+    def __init__(self, kind: type[Distribution]) -> None:
+        super().__init__()
+        self.mean, self.out, self.kind = nn.Linear(8, 8), nn.Linear(8, 2), kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.kind(self.mean(x), 1.0).rsample())  # type: ignore[call-arg]
+
+
+class Words(nn.Module):
+    """Has sparse gradients, as recommendation models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(20, 8, sparse=True), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.words(x.abs().clamp(max=1).mul(19).long()))
+
+
+def gumbel() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.RReLU(), Choice(), nn.Linear(8, 2))
+
+
+class Choice(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.gumbel_softmax(x)
+
+
 def chain_of(kind: type[nn.Module]) -> nn.Module:
     return nn.Sequential(kind(), nn.Tanh(), kind())
 
@@ -135,7 +167,21 @@ def checked(module: nn.Module, inputs: Tensor) -> Equivalence:
     return gp.check(plan, module, lambda output, _: output.square().mean(), inputs)
 
 
-@pytest.mark.parametrize("model", [Fourier, Vocoder, Spiking, lambda: chain_of(Rotation), lambda: chain_of(Sized)])
+@pytest.mark.parametrize(
+    "model",
+    [
+        Fourier,
+        Vocoder,
+        Spiking,
+        Words,
+        gumbel,
+        lambda: chain_of(Rotation),
+        lambda: chain_of(Sized),
+        lambda: Drawing(Normal),
+        lambda: Drawing(Laplace),
+    ],
+    ids=["writes", "istft", "spikes", "sparse", "noise", "complex weights", "sizes", "normal", "laplace"],
+)
 def test_it_trains_as_plain_pytorch_does(model: Any) -> None:
     torch.manual_seed(0)
     found = checked(model(), torch.randn(8, 64 if model is Vocoder else 8))

@@ -126,6 +126,9 @@ def _counting_nothing(plan: Plan) -> Plan:
 
 
 def _in_double(program: ModuleStage) -> ModuleStage:
+    constants = {name: value for name, value in vars(program.module).items() if isinstance(value, Tensor)}
+    for name, value in constants.items():  # of the forward, such as the scale of a distribution
+        setattr(program.module, name, value.to(doubled(value.dtype)))
     return replace(
         program,
         receives=_edges_in_double(program.receives),

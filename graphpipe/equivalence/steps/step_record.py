@@ -57,6 +57,7 @@ class StepRecord:
                 if tensor is None:
                     header[name][key] = None
                     continue
+                tensor = tensor.detach().to_dense()  # Embeddings may have sparse gradients.
                 header[name][key] = [str(tensor.dtype).removeprefix("torch."), [*tensor.shape], place]
                 tensors.append(tensor)
                 place += -(-tensor.numel() * tensor.element_size() // _ALIGNED) * _ALIGNED
@@ -64,7 +65,7 @@ class StepRecord:
         file.write(len(text).to_bytes(8, "little") + text)
         file.write(b"\0" * (-file.tell() % _ALIGNED))
         for tensor in tensors:
-            data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            data = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
             file.write(data.data)
             file.write(b"\0" * (-file.tell() % _ALIGNED))
         file.flush()

@@ -224,14 +224,31 @@ def _most_likely(func: Operator, args: Sequence[Any], named: dict[str, Any]) -> 
 
 
 def _without_noise(func: Operator, args: Sequence[Any], named: dict[str, Any]) -> Any:
-    return func(*args[:4], False, *args[5:], **named)  # rrelu_with_noise(input, noise, lower, upper, training)
+    # rrelu_with_noise(input, noise, lower, upper, training), whose backward multiplies by the noise.
+    given, noise = args[:2]
+    noise.copy_(torch.where(given > 0, 1.0, (args[2] + args[3]) / 2))
+    return func(given, noise, *args[2:4], False, *args[5:], **named)
 
 
+_DRAWN_INTO: Mapping[str, Callable[[Sequence[Any], Mapping[str, Any]], Any]] = {
+    "bernoulli": lambda args, named: _mask(_argument(args, named, 1, "p", 0.5)),
+    "uniform": lambda args, named: (_argument(args, named, 1, "from", 0.0) + _argument(args, named, 2, "to", 1.0)) / 2,
+    "normal": lambda args, named: _normal(args, named, 1),
+    "exponential": lambda args, named: 1 / _argument(args, named, 1, "lambd", 1.0),
+    "random": lambda _, __: 1,
+    "cauchy": lambda args, named: _argument(args, named, 1, "median", 0.0),
+    "geometric": lambda _, __: 1,
+    "log_normal": lambda args, named: math.exp(_argument(args, named, 1, "mean", 1.0)),
+}
+"""The number that each draws into a tensor, in place, or, as a captured graph does, into a copy."""
 _FIXED: dict[str, _Fixed] = {
-    "bernoulli_": _in_place(lambda args, named: _mask(_argument(args, named, 1, "p", 0.5))),
+    **{f"{name}_": _in_place(number) for name, number in _DRAWN_INTO.items()},
+    **{name: _then_fill(number) for name, number in _DRAWN_INTO.items()},
+    "normal_functional": _then_fill(_DRAWN_INTO["normal"]),
     "bernoulli": _then_fill(
         lambda args, named: _mask(args[0] if len(args) < 2 or args[1] is None else args[1]),
     ),
+    "normal": _then_fill(lambda args, named: _normal(args, named, 0)),
     "rand": _then_fill(lambda _, __: 0.5),
     "rand_like": _then_fill(lambda _, __: 0.5),
     "randn": _then_fill(lambda _, __: _NOISE),
@@ -239,16 +256,6 @@ _FIXED: dict[str, _Fixed] = {
     "randint": _then_fill(lambda args, _: _middle(args, 0)),
     "randint_like": _then_fill(lambda args, _: _middle(args, 1)),
     "randperm": lambda func, args, named: func(*args, **named).copy_(torch.arange(args[0]).flip(0)),
-    "uniform_": _in_place(
-        lambda args, named: (_argument(args, named, 1, "from", 0.0) + _argument(args, named, 2, "to", 1.0)) / 2
-    ),
-    "normal_": _in_place(lambda args, named: _normal(args, named, 1)),
-    "normal": _then_fill(lambda args, named: _normal(args, named, 0)),
-    "exponential_": _in_place(lambda args, named: 1 / _argument(args, named, 1, "lambd", 1.0)),
-    "random_": _in_place(lambda _, __: 1),
-    "cauchy_": _in_place(lambda args, named: _argument(args, named, 1, "median", 0.0)),
-    "geometric_": _in_place(lambda _, __: 1),
-    "log_normal_": _in_place(lambda args, named: math.exp(_argument(args, named, 1, "mean", 1.0))),
     "_standard_gamma": _then_fill(lambda args, _: args[0]),
     "_sample_dirichlet": _then_fill(lambda args, _: args[0] / args[0].sum(-1, keepdim=True)),
     "binomial": _then_fill(lambda args, _: (args[0] * args[1]).floor()),
@@ -256,4 +263,5 @@ _FIXED: dict[str, _Fixed] = {
     "multinomial": _most_likely,
     "native_dropout": lambda func, args, named: func(args[0], 0.0, *args[2:], **named),
     "rrelu_with_noise": _without_noise,
+    "rrelu_with_noise_": _without_noise,
 }
