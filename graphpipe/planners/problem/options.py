@@ -76,6 +76,10 @@ class Options:
         """The most seconds of a step before small changes and shared devices make it shorter."""
         return self.most_seconds if self.scheduled is None else NEAR * self.most_seconds
 
+    def kicks(self, work: int) -> int:
+        """Return how often random changes leave the best plan of a problem. The published objective makes none."""
+        return self.effort.kicks if work <= self.effort.kicked and self.objective == "step" else 0
+
     def sizes(self, batch_size: int) -> list[int]:
         """Return the micro-batch sizes to try for a mini-batch, ascending."""
         return [self.micro_batch] if self.micro_batch else micro_batch_sizes(batch_size)

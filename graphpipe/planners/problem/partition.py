@@ -70,6 +70,11 @@ class Problem:
     predictor: Predictor = ""
     """What predicts the weights under the policy `predict`."""
 
+    @property
+    def work(self) -> int:
+        """Operators times devices, which say how long searches take."""
+        return len(self.graph.ops) * len(self.cluster.devices)
+
     def in_flight(
         self, micro_batches: Sequence[int], bursts: Sequence[int], successors: Sequence[Sequence[int]]
     ) -> tuple[int, ...]:

@@ -24,16 +24,15 @@ from graphpipe.plans.plan import Plan
 Team = tuple[int, ...]
 
 
-def rehosted(problem: Problem, plan: Plan, options: Options, *, every: bool = False) -> Plan:
+def rehosted(problem: Problem, plan: Plan, options: Options) -> Plan:
     """Return the plan, or one near it whose stages are hosted by other devices and which ranks better.
 
     Args:
         problem: graph, costs, cluster and batch.
         plan: a sound plan.
         options: the caller's.
-        every: whether to try changes that seldom help by themselves too.
     """
-    changes = HostChanges.of_options(problem, options, every=every)
+    changes = HostChanges.of_options(problem, options)
     start = as_planned(problem, plan)
     seconds = options.ranked(start, inf)
     found = [_Climb(changes, options, start).of(start, seconds)]
@@ -84,10 +83,10 @@ class HostChanges:
     """Whether to try changes that seldom help by themselves too."""
 
     @staticmethod
-    def of_options(problem: Problem, options: Options, *, every: bool) -> "HostChanges":
+    def of_options(problem: Problem, options: Options) -> "HostChanges":
         """Return the changes that the caller allows."""
         sizes, tail = options.sizes(problem.batch_size), problem.graph.whole_batch_tail
-        return HostChanges(problem, sizes, tail, options.stages_per_device, every)
+        return HostChanges(problem, sizes, tail, options.stages_per_device, options.kicks(problem.work) > 0)
 
     def of(self, plan: Plan) -> list[Callable[[], Plan | None]]:
         """Return the changes of a plan, those that most often shorten a step first; None where one is impossible."""

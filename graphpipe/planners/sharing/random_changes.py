@@ -30,14 +30,12 @@ def with_random_changes(problem: Problem, plan: Plan, options: Options) -> Plan:
         plan: a sound plan.
         options: the caller's.
     """
-    effort, work = options.effort, len(problem.graph.ops) * len(problem.cluster.devices)
-    if not effort.kicks or work > effort.kicked or options.objective != "step":
-        return plan
-    if options.scheduled is None or options.in_a_v or decides(plan):
+    kicks = options.kicks(problem.work)
+    if not kicks or options.scheduled is None or options.in_a_v or decides(plan):
         return plan
     search, start = _Search(problem, options), as_planned(problem, plan)
     seconds = options.ranked(start, inf)
-    best = iterated(start, seconds, effort.kicks, search.climbed, search.changes)[1]
+    best = iterated(start, seconds, kicks, search.climbed, search.changes)[1]
     if best is not start:
         with suppress(Infeasible):  # It lacks memory under the caller's schedule.
             plan = options.best([plan, options.scheduled([best])])
@@ -60,7 +58,7 @@ class _Search:
             every=True,
         )
         if options.stages_per_device > 1:
-            plan = rehosted(self.problem, plan, options, every=True)
+            plan = rehosted(self.problem, plan, options)
         return options.ranked(plan, inf), plan
 
     def changes(self, plan: Plan) -> list[Callable[[], Plan | None]]:
@@ -68,4 +66,4 @@ class _Search:
         near = [partial(attempt, inf) for attempt in Neighbours(self.problem, plan).attempts(sizes, every=True)]
         if self.options.stages_per_device == 1:
             return near
-        return near + HostChanges.of_options(self.problem, self.options, every=True).of(plan)
+        return near + HostChanges.of_options(self.problem, self.options).of(plan)

@@ -35,7 +35,7 @@ def with_shared_devices(problem: Problem, plan: Plan, options: Options) -> Plan:
         plan: the best plan without shared devices.
         options: the caller's.
     """
-    if options.scheduled is None or len(problem.graph.ops) * len(problem.cluster.devices) > HUGE:
+    if options.scheduled is None or problem.work > HUGE:
         return plan
     shared = _Shared(best=plan, start=plan, seen=frozenset())
     for most in range(2, options.stages_per_device + 1):

@@ -19,7 +19,7 @@ from graphpipe.model.capture.module_graph.detach_blocks import detach_blocks
 from graphpipe.model.capture.module_graph.module_graph import ModuleGraph
 from graphpipe.model.capture.module_graph.opaque_modules import followed_modules
 from graphpipe.model.capture.module_graph.translation import Translation, owner_of
-from graphpipe.model.capture.module_graph.writes import replace_plain_writes
+from graphpipe.model.capture.module_graph.writes import check_writes, replace_plain_writes
 from graphpipe.model.hidden.known_values import KnownValues
 from graphpipe.model.hidden.library_draws import library_draws_told
 from graphpipe.model.hidden.raising_branches import following_checks
@@ -82,6 +82,7 @@ def exported_graph(
     with told, recording(fake, paths, runs) as calls, loops, broadcast_masks(), numbers_kept(fake), quiet_export():
         with effects_refused(fake, followed), TracedLosses(), KnownValues():
             program = following_checks(partial(_export, fake, inputs))
+        check_writes(program, owner_of)
         detach_blocks(program)
         for module in _graphs(program):
             replace_plain_writes(module)
