@@ -174,7 +174,7 @@ def test_a_submodule_that_loops_over_samples_stays_whole() -> None:
 
 
 def test_a_submodule_that_takes_a_few_samples_at_once_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="sizes runs other operators for 8 samples than for 63"):
+    with pytest.raises(InvalidInput, match="'sizes' runs other operators for 8 samples than for 63"):
         capture(Sized(5), {"x": torch.randn(4, 3, 4), "sizes": torch.ones(4, dtype=torch.long)})
 
 

@@ -86,13 +86,13 @@ def check_writes(program: ExportedProgram, owner_of: Callable[[fx.Node], str]) -
 
 
 def _from_layers(graph: fx.Graph) -> set[fx.Node]:
-    """Return the nodes that depend on submodules or parameters."""
+    """Return the values that depend on submodules or parameters, without the parameters themselves."""
     found: set[fx.Node] = set()
     for node in graph.nodes:
         parameter = node.op == "placeholder" and getattr(node.meta.get("val"), "requires_grad", False)
         if parameter or is_opaque_call(node.target) or not found.isdisjoint(node.all_input_nodes):
             found.add(node)
-    return found
+    return {node for node in found if node.op != "placeholder"}
 
 
 def _written_past_autograd(node: fx.Node) -> Iterator[tuple[fx.Node, fx.Node, bool]]:
