@@ -106,8 +106,8 @@ class PlanSettings:
 
     `quick` leaves out small changes, plans in which devices host several stages, and plans on parts of a cluster.
     `normal` leaves the best plan of a small problem by random changes, and improves it again. `thorough` does so for
-    all problems, and searches once more with wider limits. A number of seconds makes all these searches in turn. The first one always ends, so that
-    there is a plan."""
+    all problems, and searches once more with wider limits. A number of seconds makes all these searches in turn. The
+    first one always ends, so that there is a plan."""
     sequence_parallel: bool = False
     """Let the devices that share a replica also divide the sequence between the layers that they share, such as in
     norms, dropouts and residuals (sequence parallelism).

@@ -160,8 +160,9 @@ NORMAL = SearchEffort(
     kicks=10,
 )
 """clusters: random changes made 38 steps of 90 shorter, by 0.9 % in the mean of all and 15 % at most, in 3.3 times the
-time; 15 instead of 10 gained 0.6 % in 1.3 times the time. Of 19 problems, steps became longer with 6 candidates by 0.07 % (1.2 % at worst), with 8 ranked plans by 0.22 %
-(4.2 %), and with 4 folds by 0.30 % (4.2 %). With 2 searched plans, dlrm on 32 devices lost 0.02 % (figure6)."""
+time; 15 instead of 10 gained 0.6 % in 1.3 times the time. Of 19 problems, steps became longer with 6 candidates by
+0.07 % (1.2 % at worst), with 8 ranked plans by 0.22 % (4.2 %), and with 4 folds by 0.30 % (4.2 %). With 2 searched
+plans, dlrm on 32 devices lost 0.02 % (figure6)."""
 THOROUGH = SearchEffort(
     candidates=24,
     ranked=32,
