@@ -95,7 +95,6 @@ def test_a_plan_is_not_slower_than_one_for_a_node_of_its_own(model) -> None:
     node = cluster.only([device.name for device in cluster.devices[:4]])
     alone = gp.plan(graph, gp.estimate(graph, node), node, batch_size=512)
     assert seconds(plan) <= seconds(alone)
-    assert plan.used_devices == (0, 1, 2, 3)
     verify(plan, build_schedule(plan))
 
 
