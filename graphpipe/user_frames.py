@@ -24,6 +24,12 @@ def user_place(error: BaseException) -> str:
     return _innermost((frame.filename, frame.lineno or 0, frame.name) for frame in frames)
 
 
+def shown_place(error: BaseException) -> str:
+    """Return the same behind a space and in brackets, to end a clause; empty if there is none."""
+    place = user_place(error)
+    return f" ({place})" if place else ""
+
+
 def user_place_in(text: str) -> str:
     """Return the same as `user_place`, from the text of a traceback."""
     return _innermost((file, int(line), name) for file, line, name in _LINE.findall(text))
@@ -41,17 +47,15 @@ def describe_error(error: BaseException) -> str:
     """Return an error as one line: its type, the first line of its text, and the place in the user's files."""
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "").rstrip(".")
     text = f"{type(error).__name__}: {first}" if first else type(error).__name__
-    place = user_place(error)
-    return f"{text} ({place})" if place else text
+    return text + shown_place(error)
 
 
 def _innermost(frames: Iterable[tuple[str, int, str]]) -> str:
-    all_frames = list(frames)
+    innermost_first = [*frames][::-1]
     for shown in (_in_user_file, _in_library):
-        places = [(shown(Path(file)), line, name) for file, line, name in all_frames if shown(Path(file))]
-        if places:
-            file, line, name = places[-1]
-            return f"{file}, line {line}" + (f", in {name}" if name.isidentifier() else "")
+        for file, line, name in innermost_first:
+            if path := shown(Path(file)):
+                return f"{path}, line {line}" + (f", in {name}" if name.isidentifier() else "")
     return ""
 
 

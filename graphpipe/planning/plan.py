@@ -149,7 +149,8 @@ def _training_plan(problem: Problem, settings: PlanSettings) -> Plan:
     best = plan_with_splits(problem, AUTO_SPLIT, alone, seconds)
     chosen = replace(problem, graph=best.graph, costs=best.costs)
     if _most_stages(problem.cluster, settings, NORMAL) == 1:
-        return min(best, find(chosen), key=seconds)
+        leaves = any(effort.kicks_for(chosen.work) for effort in settings.efforts)
+        return min(best, find(chosen), key=seconds) if leaves and _follows_effort(settings) else best
     # One more may only pay where a device can host parts and what they feed.
     return plan_with_splits(chosen, AUTO_SPLIT, find, seconds, tried=1)
 
@@ -166,7 +167,7 @@ def _found(
 
     first, *others = (each if kicked else replace(each, kicks=0) for each in settings.efforts)
     best = _searched(problem, settings, first, seconds)
-    if settings.efforts[0] is NORMAL and "effort" in find_planner(settings.planner).honours and not has_room(best):
+    if settings.efforts[0] is NORMAL and _follows_effort(settings) and not has_room(best):
         others.append(QUICK)  # Where memory is short, it sometimes ends ahead: of 15 problems once, by 2 %.
     with suppress(BudgetSpent):
         for effort in others:
@@ -175,6 +176,10 @@ def _found(
                 found = _searched(problem, settings, effort, timed, budget.check)
                 best = min(best, found, key=seconds)
     return best
+
+
+def _follows_effort(settings: PlanSettings) -> bool:
+    return "effort" in find_planner(settings.planner).honours
 
 
 def _searched(

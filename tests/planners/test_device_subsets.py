@@ -96,6 +96,9 @@ def test_a_plan_is_not_slower_than_one_for_a_node_of_its_own(model) -> None:
     alone = gp.plan(graph, gp.estimate(graph, node), node, batch_size=512)
     assert seconds(plan) <= seconds(alone)
     verify(plan, build_schedule(plan))
+    # Devices that host several stages make dlrm faster on both nodes. With one stage on each, one node is faster.
+    one_each = gp.plan(graph, gp.estimate(graph, cluster), cluster, batch_size=512, stages_per_device=1)
+    assert one_each.used_devices == (0, 1, 2, 3)
 
 
 @pytest.mark.slow

@@ -132,6 +132,10 @@ class SearchEffort:
     chains: bool = True
     """Whether DAPPLE's chains are searched, which takes longest and gains least."""
 
+    def kicks_for(self, work: int) -> int:
+        """Return how often the best plan of a problem of so much work is left by random changes."""
+        return self.kicks if work <= self.kicked else 0
+
 
 QUICK = SearchEffort(
     candidates=2,

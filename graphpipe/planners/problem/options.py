@@ -78,7 +78,7 @@ class Options:
 
     def kicks(self, work: int) -> int:
         """Return how often random changes leave the best plan of a problem. The published objective makes none."""
-        return self.effort.kicks if work <= self.effort.kicked and self.objective == "step" else 0
+        return self.effort.kicks_for(work) if self.objective == "step" else 0
 
     def sizes(self, batch_size: int) -> list[int]:
         """Return the micro-batch sizes to try for a mini-batch, ascending."""

@@ -7,7 +7,7 @@ join      s on A, t on B   ->   s and t on A and B
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, combinations
 from math import inf
@@ -35,41 +35,31 @@ def rehosted(problem: Problem, plan: Plan, options: Options) -> Plan:
     changes = HostChanges.of_options(problem, options)
     start = as_planned(problem, plan)
     seconds = options.ranked(start, inf)
-    found = [_Climb(changes, options, start).of(start, seconds)]
+    found = [_climbed(changes, options, start, seconds)]
     if (deep := changes.deepened(start)) is not None:
         deep_seconds = options.ranked(deep, seconds / WORTH)
         if deep_seconds * WORTH < seconds:
-            found.append(_Climb(changes, options, deep).of(deep, deep_seconds))
+            found.append(_climbed(changes, options, deep, deep_seconds))
     return min(found, key=lambda each: each[0])[1]
 
 
-@dataclass(slots=True)
-class _Climb:
-    changes: "HostChanges"
-    options: Options
-    first: InitVar[Plan]
-    trials: int = field(init=False)
-    """Plans that are left to rank."""
-
-    def __post_init__(self, first: Plan) -> None:
-        self.trials = min(MANY, max(PASSES, self.options.effort.hosted_tasks // task_count(first)))
-
-    def of(self, best: Plan, seconds: float) -> tuple[float, Plan]:
-        """Return the seconds of the best plan after small changes, and the plan."""
-        for _ in range(PASSES):
-            start = best
-            for change in self.changes.of(best):
-                if (trial := change()) is None or least_step_seconds(trial) >= seconds or memory_shortfall(trial) > 0:
-                    continue
-                if not self.trials:
-                    return seconds, best
-                self.trials -= 1
-                if (trial_seconds := self.options.ranked(trial, seconds / WORTH)) * WORTH < seconds:
-                    best, seconds = trial, trial_seconds
-                    break
-            if best is start:
+def _climbed(changes: "HostChanges", options: Options, best: Plan, seconds: float) -> tuple[float, Plan]:
+    """Return the seconds of the best plan after small changes, and the plan."""
+    trials = min(MANY, max(PASSES, options.effort.hosted_tasks // task_count(best)))
+    for _ in range(PASSES):
+        start = best
+        for change in changes.of(best):
+            if (trial := change()) is None or least_step_seconds(trial) >= seconds or memory_shortfall(trial) > 0:
+                continue
+            if not trials:
+                return seconds, best
+            trials -= 1
+            if (trial_seconds := options.ranked(trial, seconds / WORTH)) * WORTH < seconds:
+                best, seconds = trial, trial_seconds
                 break
-        return seconds, best
+        if best is start:
+            break
+    return seconds, best
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from graphpipe.model.torch_private import DispatchMode, Operator, is_random, written_arguments
 
-LOW = frozenset((torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex32))
+_LOW = frozenset((torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex32))
 """What is computed in double precision instead."""
 STATISTICS = "batch norm"
 """Among the draws: batch norm used the statistics that it holds."""
@@ -48,7 +48,7 @@ class FixedDraws(DispatchMode):
             return func(*args, **(kwargs or {}))
         named: dict[str, Any] = {**kwargs} if kwargs else {}
         if self._double:
-            if named.get("dtype") in LOW:
+            if named.get("dtype") in _LOW:
                 named["dtype"] = doubled(named["dtype"])
             args = _promoted(func, args)
         name = _name(func)
@@ -131,13 +131,13 @@ def doubled(dtype: torch.dtype) -> torch.dtype:
 def _promoted(func: Operator, args: Sequence[Any]) -> Sequence[Any]:
     # Operands that stayed in single precision, such as constants in closures, meet those in double precision.
     found = {each.dtype for each in _tensors(args)}
-    if found.isdisjoint((torch.float64, torch.complex128)) or found.isdisjoint(LOW):
+    if found.isdisjoint((torch.float64, torch.complex128)) or found.isdisjoint(_LOW):
         return args
     written = {id(each) for each in written_arguments(func, args, {})}
 
     def promoted(value: Any) -> Any:
         if isinstance(value, Tensor):
-            return value.to(doubled(value.dtype)) if value.dtype in LOW and id(value) not in written else value
+            return value.to(doubled(value.dtype)) if value.dtype in _LOW and id(value) not in written else value
         return [promoted(each) for each in value] if isinstance(value, list | tuple) else value
 
     return [promoted(each) for each in args]

@@ -11,7 +11,7 @@ from graphpipe.errors import InvalidInput
 from graphpipe.model.kept_attributes import module_key
 from graphpipe.model.sample_rows import OnePart, OneSample
 from graphpipe.model.torch_private import is_data_dependent
-from graphpipe.user_frames import describe_error, user_place
+from graphpipe.user_frames import describe_error, shown_place
 
 _UNKNOWN_TYPE = re.compile(r"Found <class '(.+?)'> in output, which is not a known type")
 _SAMPLES = re.compile(r"\bs\d+\b")
@@ -97,15 +97,14 @@ def cannot_express(module: nn.Module, fault: CannotExpress) -> InvalidInput:
     remedy = "Move that part into a submodule (nn.Dropout instead of F.dropout): submodules are kept whole."
     if fault.path:
         remedy = f"Do not split '{fault.path}', or keep a submodule around it whole (opaque=[...])."
-    place = f" ({at})" if (at := user_place(fault)) else ""
-    return InvalidInput(f"the forward of {where} {fault.reason}{place}", where="capture", remedy=fault.remedy or remedy)
+    what = f"the forward of {where} {fault.reason}{shown_place(fault)}"
+    return InvalidInput(what, where="capture", remedy=fault.remedy or remedy)
 
 
 def cannot_trace(module: nn.Module, error: Exception) -> InvalidInput:
     """Return the error for a model that does not run on fake tensors."""
-    what = f"{type(module).__name__} cannot be traced"
+    what, place = f"{type(module).__name__} cannot be traced", shown_place(error)
     if is_data_dependent(error):
-        place = f" ({at})" if (at := user_place(error)) else ""
         return InvalidInput(
             f"{what}: its forward decides by the values in a tensor{place}, which do not exist before it runs",
             where="capture",
@@ -131,14 +130,12 @@ def cannot_trace(module: nn.Module, error: Exception) -> InvalidInput:
             remedy="Do not loop over range(x.shape[0]), and use x.shape[0] instead of int(x.shape[0]).",
         )
     if _CALL in str(error):
-        place = f" ({at})" if (at := user_place(error)) else ""
         return InvalidInput(
             f"{what}: its forward {_DIFFERENTIATES}{place}",
             where="capture",
             remedy="Move that part into a submodule: submodules are kept whole.",
         )
     if isinstance(error, OtherOperators):
-        place = f" ({at})" if (at := user_place(error)) else ""
         return InvalidInput(
             f"{what}: {error}{place}",
             where="capture",
