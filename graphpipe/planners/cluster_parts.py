@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from math import inf
 
-from graphpipe.cluster import Cluster
+from graphpipe.cluster import Cluster, Link
 from graphpipe.errors import Infeasible
 from graphpipe.planners.budget import Pass
-from graphpipe.planners.problem.limits import KEPT
+from graphpipe.planners.problem.limits import GAIN, KEPT
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.plans.plan import Plan
@@ -14,6 +15,8 @@ from graphpipe.schedule.schedulers import one_f_one_b
 
 Positions = tuple[int, ...]
 """Of the devices of a part, ascending."""
+_ENDLESS = 1e18
+"""Bytes per second of a link that takes no time."""
 
 
 def fastest_on_parts(
@@ -63,6 +66,20 @@ def improved_on_own_part(problem: Problem, plan: Plan, options: Options, improve
     within = [part.index(device) if device in part else -1 for device in range(len(problem.cluster.devices))]
     improved = improve(replace(problem, cluster=cluster), _moved(plan, cluster, within), options)
     return _moved(improved, problem.cluster, part)
+
+
+def messages_are_short(plan: Plan, options: Options) -> bool:
+    """Return whether a plan would hardly be faster with links that take no time."""
+    # Both are ranked quickly: a schedule would be searched again for links that take no time.
+    ranked = options.ranked(plan, inf)
+    return ranked < inf and GAIN * options.ranked(_without_messages(plan), inf) > ranked
+
+
+def _without_messages(plan: Plan) -> Plan:
+    def free(link: Link) -> Link:
+        return replace(link, latency_seconds=0.0, bandwidth_bytes_per_second=_ENDLESS)
+
+    return replace(plan, cluster=plan.cluster.with_every_link(free), prediction=None)
 
 
 def _only(cluster: Cluster, part: Positions) -> Cluster:

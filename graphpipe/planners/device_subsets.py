@@ -8,20 +8,16 @@ Where links between nodes are slow, or some devices are, a plan on the rest can 
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from math import inf
 
-from graphpipe.cluster import Cluster, Link
+from graphpipe.cluster import Cluster
 from graphpipe.cluster.levels import device_groups
 from graphpipe.costs import CostModel
-from graphpipe.planners.cluster_parts import Positions, fastest_on_parts
-from graphpipe.planners.problem.limits import FAR, FEW, FEWER, GAIN, LARGE
+from graphpipe.planners.cluster_parts import Positions, fastest_on_parts, messages_are_short
+from graphpipe.planners.problem.limits import FAR, FEW, FEWER, LARGE
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.plans.plan import Plan
-
-_ENDLESS = 1e18
-"""Bytes per second of a link that takes no time."""
 
 
 def with_device_subsets(
@@ -47,7 +43,7 @@ def with_device_subsets(
     count, most = len(problem.cluster.devices), LARGE // len(problem.graph.ops)
     one_type = len(problem.cluster.device_types) == 1
     subsets = device_subsets(problem.cluster)
-    if one_type and len(plan.used_devices) == count and _messages_are_short(plan, options):
+    if one_type and len(plan.used_devices) == count and messages_are_short(plan, options):
         seconds = options.ranked(plan, inf)
         subsets = [subset for subset in subsets if FAR * _least_seconds(problem, subset) < seconds]
     if one_type and not _is_regular(problem.cluster) and count <= most:
@@ -60,19 +56,6 @@ def _is_regular(cluster: Cluster) -> bool:
     """Return whether the devices are a power of two in equal nodes."""
     nodes = Counter(device.node for device in cluster.devices)
     return len(cluster.devices).bit_count() == 1 and len({*nodes.values()}) == 1
-
-
-def _messages_are_short(plan: Plan, options: Options) -> bool:
-    # Both are ranked quickly: a schedule would be searched again for links that take no time.
-    ranked = options.ranked(plan, inf)
-    return ranked < inf and GAIN * options.ranked(_without_messages(plan), inf) > ranked
-
-
-def _without_messages(plan: Plan) -> Plan:
-    def free(link: Link) -> Link:
-        return replace(link, latency_seconds=0.0, bandwidth_bytes_per_second=_ENDLESS)
-
-    return replace(plan, cluster=plan.cluster.with_every_link(free), prediction=None)
 
 
 def device_subsets(cluster: Cluster) -> list[Positions]:

@@ -17,6 +17,7 @@ from graphpipe.planners.inference.graph_plans import plan_inference
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.problem.planner import Planner
+from graphpipe.planners.replicated_groups import with_replicated_groups
 from graphpipe.planners.search.device_types import typed_plans
 from graphpipe.planners.search.search import candidates, distinct
 from graphpipe.planners.sharing.folds import plan_in_a_v
@@ -38,6 +39,7 @@ def plan_graphpipe(problem: Problem, options: Options) -> Plan:
         relief    all of these again with other decisions about memory, if it is short       `with_reliefs`
         waits     between sites, the search again as if its schedule filled every wait       `_with_longer_waits`
         parts     all of these again on parts of the cluster that could be faster alone      `with_device_subsets`
+        groups    a pipeline inside each node or site, replicated over all of them          `with_replicated_groups`
         random    small changes again, from plans a few random changes away                  `_changed_at_random`
         sizes     stages get micro-batch sizes of their own, if the caller wants it          `with_mixed_micro_batches`
 
@@ -69,8 +71,10 @@ def _with_longer_waits(problem: Problem, plan: Plan, options: Options) -> Plan:
 
 
 def _on_parts(problem: Problem, plan: Plan, options: Options) -> Plan:
-    by_step = options.objective == "step" and problem.weights == "flush"
-    return with_device_subsets(problem, plan, options, _searched) if by_step and options.effort.parts else plan
+    if options.objective != "step" or problem.weights != "flush" or not options.effort.parts:
+        return plan
+    plan = with_device_subsets(problem, plan, options, _searched)
+    return with_replicated_groups(problem, plan, options)
 
 
 def _changed_at_random(problem: Problem, plan: Plan, options: Options) -> Plan:
