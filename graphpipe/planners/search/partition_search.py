@@ -183,6 +183,8 @@ class PartitionSearch:
         """
         assert self.tail.before is not None
         ranking = self.rankings[0]
+        if self.most_seconds < np.inf and not ranking.best.estimates:
+            return  # No form comes near to what the caller wants.
         graph, devices = self.tail.before, len(self.problem.cluster.devices)
         try:
             downsets = Downsets.of(graph, DOWNSETS)
@@ -199,7 +201,7 @@ class PartitionSearch:
             if self._is_hopeless(size):
                 continue
             # Beside plans that are fast enough, the nearest miss tells nothing, except to `shortest_chains`.
-            misses = not ranking.best.estimates or (small and self.most_seconds == np.inf)
+            misses = self.most_seconds == np.inf and (small or not ranking.best.estimates)
             loads = StageLoads(table, size, degrees_of(self.problem, size), traffic=traffic)
             ceiling = self._ceiling([ranking])
             if loads.least_bottleneck() > ceiling or (not misses and too_large(self.problem, size)):
