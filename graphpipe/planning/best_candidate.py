@@ -27,7 +27,7 @@ from graphpipe.planners.raise_in_flight import with_room
 from graphpipe.planning.choose_schedule import AS_PLANNED, AUTO, fitted_under, under
 from graphpipe.planning.remembered_seconds import RememberedSeconds
 from graphpipe.plans import Plan
-from graphpipe.plans.estimates import least_step_seconds, task_count
+from graphpipe.plans.estimates import least_step_seconds, replica_task_count, task_count
 from graphpipe.schedule.scheduler import Scheduler
 from graphpipe.schedule.schedulers import interleaved, zb_auto
 from graphpipe.schedule.schedulers.registry import find_scheduler
@@ -84,7 +84,7 @@ class BestCandidate:
     def _ranked_by_rule(self, plan: Plan, choice: str) -> float:
         try:
             fitted = _under_rule(choice, plan)
-            quick = _interleaves(choice, plan) and _replica_tasks(plan) > MANY_TASKS
+            quick = _interleaves(choice, plan) and replica_task_count(plan) > MANY_TASKS
             return interleaved.quick_seconds(fitted) if quick else self.evaluate(fitted)
         except (Infeasible, InvalidInput):
             return inf
@@ -269,10 +269,6 @@ def _affordable(plans: Sequence[Plan], tasks: int) -> Iterator[Plan]:
         tasks -= task_count(plan)
         if tasks <= 0:
             return
-
-
-def _replica_tasks(plan: Plan) -> int:
-    return 3 * sum(plan.micro_batches(number) * stage.degree for number, stage in enumerate(plan.stages))
 
 
 def _distinct(*groups: Iterable[Plan]) -> list[Plan]:

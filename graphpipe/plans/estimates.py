@@ -258,3 +258,8 @@ def period_seconds(plan: Plan) -> float:
 def task_count(plan: Plan) -> int:
     """Return the tasks of a step on one replica of each stage, if backwards are split."""
     return 3 * sum(map(plan.micro_batches, range(len(plan.stages))))
+
+
+def replica_task_count(plan: Plan) -> int:
+    """Return the tasks of a step on all replicas of all stages, if backwards are split."""
+    return 3 * sum(plan.micro_batches(number) * stage.degree for number, stage in enumerate(plan.stages))

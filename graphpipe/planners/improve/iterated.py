@@ -7,7 +7,7 @@ no single one helps.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from graphpipe.planners.problem.limits import WORTH
 from graphpipe.plans.device_memory import memory_shortfall
@@ -22,7 +22,7 @@ _AT_ONCE = 2
 def iterated(
     best: Plan,
     seconds: float,
-    kicks: int,
+    kicks: Iterable[object],
     climb: Callable[[Plan], tuple[float, Plan]],
     changes: Callable[[Plan], Changes],
 ) -> tuple[float, Plan]:
@@ -33,12 +33,12 @@ def iterated(
     Args:
         best: a plan that small changes do not improve.
         seconds: of it, as `climb` counts them.
-        kicks: how often to leave it.
+        kicks: the plan is left as often as this yields.
         climb: improves a plan by small changes; returns its seconds too.
         changes: the small changes of a plan.
     """
     draw = random.Random(0)
-    for _ in range(kicks):
+    for _ in kicks:
         start = best
         for _ in range(_AT_ONCE):
             start = _changed(start, changes(start), draw)

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from math import inf
 
 from graphpipe.errors import Infeasible
@@ -12,10 +13,11 @@ from graphpipe.planners.improve.hill_climb import hill_climb
 from graphpipe.planners.improve.iterated import iterated
 from graphpipe.planners.improve.neighbours import Neighbours
 from graphpipe.planners.improve.relieved import decides
+from graphpipe.planners.problem.limits import FEW_TASKS
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.sharing.host_changes import HostChanges, as_planned, rehosted
-from graphpipe.plans.estimates import task_count
+from graphpipe.plans.estimates import replica_task_count, task_count
 from graphpipe.plans.plan import Plan
 
 
@@ -33,13 +35,26 @@ def with_random_changes(problem: Problem, plan: Plan, options: Options) -> Plan:
     kicks = options.kicks(problem.work)
     if not kicks or options.scheduled is None or options.in_a_v or decides(plan):
         return plan
-    search, start = _Search(problem, options), as_planned(problem, plan)
-    seconds = options.ranked(start, inf)
-    best = iterated(start, seconds, kicks, search.climbed, search.changes)[1]
+    spent = _Spent(options.ranked)
+    search, start = _Search(problem, replace(options, ranked=spent)), as_planned(problem, plan)
+    affordable = takewhile(lambda _: spent.tasks < options.effort.kicked_tasks, range(kicks))
+    best = iterated(start, options.ranked(start, inf), affordable, search.climbed, search.changes)[1]
     if best is not start:
         with suppress(Infeasible):  # It lacks memory under the caller's schedule.
             plan = options.best([plan, options.scheduled([best])])
     return on_first_devices(plan)
+
+
+@dataclass(slots=True)
+class _Spent:
+    """Ranks plans, and adds up their tasks."""
+
+    ranked: Callable[[Plan, float], float]
+    tasks: int = 0
+
+    def __call__(self, plan: Plan, limit_seconds: float) -> float:
+        self.tasks += FEW_TASKS + (replica_task_count(plan) if plan.shares_devices else task_count(plan))
+        return self.ranked(plan, limit_seconds)
 
 
 @dataclass(frozen=True, slots=True)

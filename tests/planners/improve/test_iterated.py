@@ -39,18 +39,18 @@ def climb(plan: Plan) -> tuple[float, Plan]:
 @pytest.mark.parametrize(("kicks", "seconds"), [(0, 4.0), (20, 1.0)])
 def test_random_changes_lead_over_a_hill(kicks: int, seconds: float) -> None:
     assert climb(plan_of_size(PROBLEM, 1))[0] == SECONDS[1]
-    found, plan = iterated(plan_of_size(PROBLEM, 1), SECONDS[1], kicks, climb, neighbours)
+    found, plan = iterated(plan_of_size(PROBLEM, 1), SECONDS[1], range(kicks), climb, neighbours)
     assert found == seconds == SECONDS[plan.stages[0].micro_batch]
 
 
 def test_a_worse_optimum_is_not_kept() -> None:
     best = plan_of_size(PROBLEM, 8)
-    assert iterated(best, SECONDS[8], 20, climb, neighbours) == (SECONDS[8], best)
+    assert iterated(best, SECONDS[8], range(20), climb, neighbours) == (SECONDS[8], best)
 
 
 def test_the_same_call_gives_the_same_plan() -> None:
     start = plan_of_size(PROBLEM, 1)
-    one, other = (iterated(start, SECONDS[1], 3, climb, neighbours) for _ in range(2))
+    one, other = (iterated(start, SECONDS[1], range(3), climb, neighbours) for _ in range(2))
     assert one == other
 
 
@@ -68,4 +68,4 @@ def test_a_plan_that_does_not_fit_is_not_climbed() -> None:
         return 4.0, plan
 
     changes = [partial(plan_of_size, tight, 2)]
-    assert iterated(start, 4.0, 3, only, lambda _: changes) == (4.0, start)
+    assert iterated(start, 4.0, range(3), only, lambda _: changes) == (4.0, start)
