@@ -49,6 +49,7 @@ from graphpipe.run.tensor.share_stages import check_tensor, share_stages
 from graphpipe.run.weight_digest import digest_of
 from graphpipe.run.weights.check_sync import check_schedule
 from graphpipe.run.weights.stage_syncs import StageSyncs
+from graphpipe.run.weights.tied_updates import warn_of_tied_updates
 from graphpipe.run.weights.weight_update import OptimizerFactory, WeightUpdate
 from graphpipe.run.worker.compiled_step import compiler_for
 from graphpipe.run.worker.smaller_batches import smaller_steps
@@ -173,9 +174,21 @@ def build_parts(
         training = _train_segment(evaluation, gradient_edges(specs), optimizer, options, compiler)
     if world.rank == 0:
         warn_of_idle_ranks(placement, world.size)
+    trained = _trained_names(programs)
+    if world.rank == min((rank for stage in trained for rank in placement.ranks(stage)), default=0):
+        warn_of_tied_updates(training.update, {name for names in trained.values() for name in names})
     return PipelineParts(
         programs=programs, worker=worker, batches=batches, sums=sums, training=training, evaluation=evaluation
     )
+
+
+def _trained_names(programs: Sequence[StageProgram]) -> dict[int, list[str]]:
+    """Return the names of the trainable parameters of each stage that has some."""
+    names = {
+        stage: [program.parameter_names[name] for name, each in program.module.named_parameters() if each.requires_grad]
+        for stage, program in enumerate(programs)
+    }
+    return {stage: some for stage, some in names.items() if some}
 
 
 def _compiler(
