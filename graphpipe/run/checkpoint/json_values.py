@@ -14,7 +14,7 @@ _INFINITE = ("-infinity", "infinity")
 
 
 def to_json_value(value: object, where: str) -> Any:
-    """Return a value that JSON can hold: a tuple becomes a list, a key text, and a tensor with one number the number.
+    """Return a value that JSON can hold: a tuple becomes a list, a key text, a dtype its name, a tensor its one number.
 
     Infinity, which ReduceLROnPlateau has before its first value, becomes a text.
 
@@ -27,14 +27,28 @@ def to_json_value(value: object, where: str) -> Any:
         return _INFINITE[value > 0]
     if isinstance(value, Tensor) and value.numel() == 1:
         return value.item()
+    if isinstance(value, torch.dtype):
+        return _name_of(value)
     if isinstance(value, Mapping):
         items = cast("Mapping[Any, object]", value).items()
         return {str(key): to_json_value(item, f"{where}, {key}") for key, item in items}
     if isinstance(value, list | tuple):
         return [to_json_value(item, where) for item in cast("list[object]", value)]
-    raise InvalidInput(
-        f"{value!r:.40} cannot be saved in a checkpoint", where=where, remedy="Choose another optimizer."
-    )
+    shown = f"a tensor of shape {[*value.shape]}" if isinstance(value, Tensor) else f"{value!r:.40}"
+    raise InvalidInput(f"{shown} cannot be saved in a checkpoint", where=where, remedy="Choose another optimizer.")
+
+
+def tensor_to_json(tensor: Tensor) -> dict[str, Any]:
+    """Return a small tensor with its dtype, for where no tensor tells its type when it is read."""
+    return {"tensor": tensor.tolist(), "dtype": _name_of(tensor.dtype)}
+
+
+def tensor_of_json(value: Any, device: torch.device) -> Any:
+    """Return the tensor of `tensor_to_json`, or another value as it is."""
+    if isinstance(value, dict) and value.keys() == {"tensor", "dtype"}:
+        held = cast("dict[str, Any]", value)
+        return torch.tensor(held["tensor"], dtype=_dtype_of(held["dtype"]), device=device)
+    return value
 
 
 def with_types_of(current: Any, saved: Any) -> Any:
@@ -49,6 +63,8 @@ def with_types_of(current: Any, saved: Any) -> Any:
         raise ValueError(f"{saved!r:.40} cannot replace {current!r:.40}")
     if isinstance(current, Tensor):
         return torch.full_like(current, saved)
+    if isinstance(current, torch.dtype):
+        return _dtype_of(saved)
     if isinstance(current, tuple):
         pairs = zip(cast("tuple[Any, ...]", current), cast("list[Any]", saved), strict=True)
         return tuple(with_types_of(own, item) for own, item in pairs)
@@ -63,6 +79,17 @@ def with_types_of(current: Any, saved: Any) -> Any:
             items[key] = with_types_of(own, item)
         return Counter(items) if isinstance(current, Counter) else items
     return saved
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype_of(name: object) -> torch.dtype:
+    found = getattr(torch, name, None) if isinstance(name, str) else None
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"{name!r:.40} is no dtype")
+    return found
 
 
 def _is_replaceable(saved: object, current: object) -> bool:

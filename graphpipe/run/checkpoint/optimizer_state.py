@@ -5,7 +5,7 @@ it had. Under another plan, an optimizer therefore finds the state and the optio
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,8 +16,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from graphpipe.errors import CheckpointCorrupt, InvalidInput
 from graphpipe.files.json_body import Count
-from graphpipe.run.checkpoint.json_values import to_json_value, with_types_of
+from graphpipe.run.checkpoint.json_values import tensor_of_json, tensor_to_json, to_json_value, with_types_of
 from graphpipe.run.checkpoint.manifest import MANIFEST, Manifest, read_checkpoint_document
+from graphpipe.run.checkpoint.nested_tensors import put_tensors, take_tensors
 from graphpipe.run.weights import zero1
 from graphpipe.run.weights.sharded_tensors import in_shards
 from graphpipe.run.weights.weight_update import SLOT, WeightAverage
@@ -53,6 +54,8 @@ class OptimizerState:
     """Options of each parameter group."""
     parameters: dict[str, ParameterState]
     scheduler: dict[str, Any] | None
+    others: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What else the optimizer's state dict has."""
 
     def __post_init__(self) -> None:
         for name, kept in self.parameters.items():
@@ -86,21 +89,48 @@ def extract_optimizer_state(
     for number, group in enumerate(local.param_groups):
         for parameter in group["params"]:
             name, kept = names[id(parameter)], cast("dict[str, Any]", local.state.get(parameter, {}))
-            slots = {key: value for key, value in kept.items() if isinstance(value, Tensor)}
+            plain, slots = {}, dict[str, Tensor]()
+            for key, value in kept.items():
+                if isinstance(value, Tensor):
+                    slots[key] = value
+                else:
+                    without, inside = take_tensors(value, key)
+                    plain[key] = to_json_value(without, f"{where}, {key} of '{name}'")
+                    slots |= inside
             tensors |= {slot_name(name, key): tensor for key, tensor in slots.items()}
-            rest = {
-                key: to_json_value(value, f"{where}, {key} of '{name}'")
-                for key, value in kept.items()
-                if key not in slots
-            }
-            parameters[name] = ParameterState(group=number, plain=rest, slots=tuple(slots))
+            parameters[name] = ParameterState(group=number, plain=plain, slots=tuple(slots))
     state = OptimizerState(
         kind=where,
-        groups=tuple(to_json_value(_options(group), where) for group in optimizer.param_groups),
+        groups=tuple(_saved_options(local, group) for group in optimizer.param_groups),
         parameters=parameters,
         scheduler=None if scheduler is None else to_json_value(scheduler.state_dict(), type(scheduler).__name__),
+        others=other_state(local),
     )
     return state, tensors
+
+
+def other_state(optimizer: Optimizer) -> dict[str, Any]:
+    """Return what an optimizer's state dict has beside that of torch's optimizers, such as the rate of its last step.
+
+    Raises:
+        InvalidInput: a checkpoint cannot hold it, such as the weights that a wrapper of another optimizer keeps.
+    """
+    found = optimizer.state_dict()
+    return {
+        key: to_json_value(value, f"{type(optimizer).__name__}, {key}")
+        for key, value in found.items()
+        if key not in ("state", "param_groups")
+    }
+
+
+def _saved_options(optimizer: Optimizer, group: Mapping[str, Any]) -> dict[str, Any]:
+    # Options that the optimizer adds while it steps are absent when a new one reads them, so tensors keep their types.
+    return {
+        key: tensor_to_json(value)
+        if isinstance(value, Tensor) and key not in optimizer.defaults
+        else to_json_value(value, f"{type(optimizer).__name__}, {key}")
+        for key, value in _options(group).items()
+    }
 
 
 def with_averages(
@@ -164,16 +194,20 @@ def restore_optimizer_state(
         members = [names[id(parameter)] for parameter in group["params"]]
         origins = [saved_state_of(saved, name, type(local).__name__) for name in members]
         own, numbers = _options(group), [*range(first, first + len(members))]
-        groups.append(own | with_types_of(own, _common_options(members, origins)) | {"params": numbers})
+        options = own | with_types_of(own, _common_options(members, origins))
+        device = group["params"][0].device
+        groups.append({key: tensor_of_json(value, device) for key, value in options.items()} | {"params": numbers})
         sources.append((origins[0], origins[0].parameters[members[0]].group))
         for index, parameter, name, origin in zip(numbers, group["params"], members, origins, strict=True):
             kept = origin.parameters[name]
             if id(parameter) in updated and (kept.plain or kept.slots):
                 # Copies, because two stages that share a parameter each have a tensor for it.
                 slots = {key: in_shards(tensors[slot_name(name, key)].clone(), parameter) for key in kept.slots}
-                state[index] = kept.plain | slots
+                plain, inside = put_tensors(kept.plain, slots)
+                state[index] = plain | {key: tensor for key, tensor in slots.items() if key not in inside}
         first += len(members)
-    zero1.load(optimizer, {"state": state, "param_groups": groups})
+    others = sources[0][0].others if local is optimizer and sources else {}
+    zero1.load(optimizer, {"state": state, "param_groups": groups} | others)
     if scheduler is not None:
         state_of_schedule = _regrouped_schedule([(origin.scheduler, group) for origin, group in sources])
         scheduler.load_state_dict(with_types_of(scheduler.state_dict(), state_of_schedule or {}))

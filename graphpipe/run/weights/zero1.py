@@ -5,7 +5,6 @@ user's optimizer in torch's ZeroRedundancyOptimizer, and never calls its `consol
 from peers.
 """
 
-import copy
 import sys
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
@@ -25,8 +24,10 @@ def shard_optimizer_state(optimizer: Optimizer, group: dist.ProcessGroup) -> "Ze
     from torch.distributed.optim import ZeroRedundancyOptimizer  # takes 0.2 s, and few runs need it
 
     def part(groups: list[dict[str, Any]], **_: Any) -> Optimizer:
-        # A copy, because the arguments of the constructor are unknown. The groups hold all options.
-        own = copy.copy(optimizer)
+        # A copy, because the arguments of the constructor are unknown. The groups hold all options. `copy.copy` would
+        # leave out what the class adds to torch's attributes.
+        own = object.__new__(type(optimizer))
+        vars(own).update(vars(optimizer))
         own.param_groups, own.state = groups, defaultdict(dict)
         return own
 

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from graphpipe.errors import InvalidInput
+from graphpipe.run.checkpoint.optimizer_state import other_state
 from graphpipe.run.device.without_compiler import without_compiler
 from graphpipe.run.weights.weight_update import NamedOptimizer, OptimizerFactory, SchedulerFactory, check_steps
 from graphpipe.training.config.optimizer_settings import OptimizerSettings, ScheduleSettings
@@ -118,8 +119,8 @@ def _trial_schedule(config: TrainConfig, task: Task) -> LRScheduler | None:
     None if the optimizer cannot be built of them, as a factory that looks for its own parameters among them.
 
     Raises:
-        InvalidInput: the optimizer or the schedule needs an argument to step, or torch refuses arguments of the
-            configuration.
+        InvalidInput: the optimizer or the schedule needs an argument to step, torch refuses arguments of the
+            configuration, or a checkpoint of the run could not hold the optimizer's state.
     """
     trained = [each for each in task.model.parameters() if each.requires_grad]
     try:
@@ -131,6 +132,8 @@ def _trial_schedule(config: TrainConfig, task: Task) -> LRScheduler | None:
     except Exception:
         return None
     check_steps(optimizer)
+    if config.train.checkpoint_every is not None:
+        other_state(optimizer)
     try:
         schedule = schedule_factory(config, task, config.train.steps or _MANY)(optimizer)
     except InvalidInput:
