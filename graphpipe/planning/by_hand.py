@@ -181,7 +181,10 @@ def _in_order(
 
 def _check_cover(graph: Graph, chosen: Sequence[tuple[HandStage, tuple[str, ...]]]) -> None:
     count: dict[str, int] = dict.fromkeys(graph.order, 0)
-    for _, ops in chosen:
+    for at, (stage, ops) in enumerate(chosen):
+        if not ops:
+            where = f"stage '{stage.name}'" if stage.name else f"stages, number {at}"
+            raise InvalidInput("has no operators", where=where, remedy="Leave the stage out, or give it some.")
         for name in ops:
             count[name] += 1
     for name, times in count.items():

@@ -13,7 +13,7 @@ from graphpipe.model.stage_program import StageProgram
 from graphpipe.model.without_data.construction import ModelBuilder
 from graphpipe.model.without_data.meta_model import without_data
 from graphpipe.plans import Plan
-from graphpipe.run.averaged import averaged
+from graphpipe.run.averaged import WeightModes, averaged
 from graphpipe.run.comm.rank_placement import RankLayout, layout
 from graphpipe.run.comm.world import World, join
 from graphpipe.run.device.precision import LossScale
@@ -86,6 +86,8 @@ class Pipeline:
         with self.world.closing_on_error():
             self._parts = build_parts(self.world, plan, model, loss_fn, optimizer, self.options, rounds)
         self._worker = self._parts.worker
+        self.modes = WeightModes(self._parts.batches.user, self._parts.training.update.optimizers)
+        """Of optimizers that have other weights for evaluations. Evaluations, `sync_model` and `close` take these."""
 
     def step(self, inputs: InputsOrShare, targets: Any = None) -> float:
         """Train on one mini-batch, and return its mean loss, the same on every rank.
@@ -167,13 +169,12 @@ class Pipeline:
     @contextmanager
     def averaged(self) -> Generator[None]:
         """Put the averages of the weights (`PipelineOptions.average_decay`) in their place in a block, on all ranks."""
-        if self.options.average_decay is None:
-            raise InvalidInput("no averages are kept", where="averaged", remedy="Give PipelineOptions(average_decay=).")
-        with averaged(self._parts.batches.user, self.state.optimizers):
+        with averaged(self._parts.batches.user, self.state.optimizers, self.options.average_decay):
             yield
 
     def sync_model(self) -> None:
         """Give every rank's whole model the current parameters and buffers of all stages; all ranks call this."""
+        self.modes.set(training=False)
         self.gather_weights()
         with self._closing_on_error():
             share_whole_model(self._model, self._parts.programs, self._worker.placement, self.world)
@@ -191,9 +192,7 @@ class Pipeline:
             InvalidInput: nothing was recorded.
         """
         if not (self.recording and self.steps):
-            raise InvalidInput(
-                "no step was recorded", where="trace", remedy="Pass PipelineOptions(record=True), and step first."
-            )
+            raise InvalidInput("no step was recorded", where="trace", remedy="Step with PipelineOptions(record=True).")
         with self._closing_on_error():
             return self._worker.recorder.gather(self.plan, self._worker.placement.rank_of)
 
@@ -266,6 +265,7 @@ class Pipeline:
         for sync in self._worker.syncs.values():
             sync.adopt()
         self._parts.batches.user.changed()
+        self.modes.resume()
         self.steps = steps
         training = self._parts.training
         if isinstance(training, TrainStep) and training.loss_scale is not None and loss_scale is not None:
@@ -274,6 +274,7 @@ class Pipeline:
     def close(self) -> None:
         """Leave the other ranks once all of them are ready to leave; all ranks call this."""
         if self._open:
+            self.modes.set(training=False)
             self._parts.batches.user.give()
             self._open = False
             self.world.leave()
@@ -284,10 +285,9 @@ class Pipeline:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Close; after an error at once, so that the other ranks need not wait."""
-        if error is None:
-            self.close()
-        else:
-            self._abandon(error)
+        if error is not None:
+            return self._abandon(error)
+        self.close()
 
     def _step(self, training: TrainStep, given: GivenBatch) -> float:
         batch = self._batch(given)
@@ -316,6 +316,7 @@ class Pipeline:
     ) -> MiniBatch:
         if not self._open:
             raise InvalidInput("the pipeline is closed", remedy="Build a new one; an error on any rank closes it.")
+        self.modes.set(training=training)
         batches, step = self._parts.batches, self.steps + at
         try:
             return batches.check(given, step=step, training=training, loss_factor=self.loss_scale, like=like)

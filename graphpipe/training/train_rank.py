@@ -236,6 +236,7 @@ def _save_weights(config: TrainConfig, pipeline: Pipeline, folder: RunFolder) ->
     if config.evaluation.average_decay is not None:
         with pipeline.averaged():
             save_model(pipeline, folder.averaged_weights, folder.averaged_weight_folder)
+    pipeline.modes.set(training=False)
     save_model(pipeline, folder.weights, folder.weight_folder)
 
 

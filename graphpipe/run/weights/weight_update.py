@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -98,6 +99,20 @@ def check_steps(built: Optimizer | LRScheduler) -> None:
         )
 
 
+def has_modes(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer has `train` and `eval`, as those of the package `schedulefree` do."""
+    return all(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))
+
+
+def _begin_training(optimizer: Optimizer, *, sharded: bool) -> None:
+    if not has_modes(optimizer):
+        return
+    if sharded:
+        what = f"{type(optimizer).__name__} has other weights for evaluations, and a replica would have a shard's"
+        raise InvalidInput(what, where="shard_optimizer", remedy="Leave it out, or choose another optimizer.")
+    cast(Any, optimizer).train()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerGroup:
     """Parameters that one optimizer updates."""
@@ -181,11 +196,12 @@ class ScheduledOptimizer:
         """Build optimizer and schedule for some parameters.
 
         Raises:
-            InvalidInput: one of them needs an argument to step.
+            InvalidInput: one of them needs an argument to step, or the optimizer's state cannot be sharded.
         """
         with without_compiler():
             built = optimizer_of(optimizer, group.named)
             check_steps(built)
+            _begin_training(built, sharded=group.process_group is not None)
             if group.process_group is not None:
                 built = shard_optimizer_state(built, group.process_group)
             schedule = None if scheduler is None else scheduler(built)
@@ -202,6 +218,16 @@ class ScheduledOptimizer:
                 self.average.update()
             if self.scheduler is not None and not isinstance(self.scheduler, ReduceLROnPlateau):
                 self.scheduler.step()
+
+    @property
+    def has_modes(self) -> bool:
+        """Whether the optimizer has other weights for evaluations, and takes them by `eval` and `train`."""
+        return has_modes(self.optimizer)
+
+    def set_mode(self, *, training: bool) -> None:
+        """Call the optimizer's `train` or `eval`."""
+        with without_compiler():
+            getattr(self.optimizer, "train" if training else "eval")()
 
     @property
     def follows_evaluations(self) -> bool:
