@@ -35,9 +35,10 @@ def with_random_changes(problem: Problem, plan: Plan, options: Options) -> Plan:
     kicks = options.kicks(problem.work)
     if not kicks or options.scheduled is None or options.in_a_v or decides(plan):
         return plan
-    spent = _Spent(options.ranked)
+    spent, effort = _Spent(options.ranked), options.effort
+    most = effort.kicked_tasks if options.splits_backward else effort.kicked_tasks_in_order
     search, start = _Search(problem, replace(options, ranked=spent)), as_planned(problem, plan)
-    affordable = takewhile(lambda _: spent.tasks < options.effort.kicked_tasks, range(kicks))
+    affordable = takewhile(lambda _: spent.tasks < most, range(kicks))
     best = iterated(start, options.ranked(start, inf), affordable, search.climbed, search.changes)[1]
     if best is not start:
         with suppress(Infeasible):  # It lacks memory under the caller's schedule.

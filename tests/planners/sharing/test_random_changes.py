@@ -40,6 +40,6 @@ def test_random_changes_shorten_the_step() -> None:
 
 def test_they_end_when_their_tasks_are_spent() -> None:
     """dlrm on 12 devices took 17 s to plan, of which 14 s were random changes."""
-    limited = searched(replace(NORMAL, kicked_tasks=1))  # The first climb spends more than one task.
+    limited = searched(replace(NORMAL, kicked_tasks_in_order=1))  # The first climb spends more than one task.
     assert limited == searched(replace(NORMAL, kicks=1))
     assert limited[1] < searched(NORMAL)[1]
