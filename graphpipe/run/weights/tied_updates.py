@@ -46,15 +46,16 @@ def warn_of_tied_updates(update: WeightUpdate, trained: AbstractSet[str]) -> Non
         update: of this rank.
         trained: the names of all trainable parameters of the pipeline.
     """
-    own = {name for group in update.groups for name, _ in group.named}
-    sliced = next((name for name in sorted(own) if ParameterSlice.parse(name) is not None), None)
-    by_kind: dict[type[Optimizer], list[Optimizer]] = {}
-    for scheduled in update.optimizers:
-        local = local_optimizer(scheduled.optimizer)
-        by_kind.setdefault(type(local), []).append(local)
+    named = {name for group in update.groups for name, _ in group.named}
+    by_kind: dict[type[Optimizer], list[tuple[Optimizer, list[str]]]] = {}
+    for group, scheduled in zip(update.groups, update.optimizers, strict=False):  # Without an optimizer there are none.
+        optimizer = local_optimizer(scheduled.optimizer)
+        slices = [name for name, _ in group.named if ParameterSlice.parse(name) is not None]
+        by_kind.setdefault(type(optimizer), []).append((optimizer, slices))
     for kind, optimizers in by_kind.items():
-        several = len(optimizers) > 1 or not trained <= own
-        tie = tie_of(optimizers[0]) if several or sliced else None
+        several = len(optimizers) > 1 or not trained <= named
+        sliced = next((name for _, slices in optimizers for name in slices), None)
+        tie = tie_of(optimizers[0][0]) if several or sliced else None
         if tie == "everything" and several:
             warn_user(
                 f"{kind.__name__} updates all of its parameters together, as optimizers do that estimate a step size. "
