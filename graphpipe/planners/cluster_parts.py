@@ -5,6 +5,8 @@ from dataclasses import replace
 from math import inf
 
 from graphpipe.cluster import Cluster, Link
+from graphpipe.cluster.device import LinkLevel
+from graphpipe.cluster.levels import device_groups
 from graphpipe.errors import Infeasible
 from graphpipe.planners.budget import Pass
 from graphpipe.planners.problem.limits import GAIN, KEPT
@@ -66,6 +68,12 @@ def improved_on_own_part(problem: Problem, plan: Plan, options: Options, improve
     within = [part.index(device) if device in part else -1 for device in range(len(problem.cluster.devices))]
     improved = improve(replace(problem, cluster=cluster), _moved(plan, cluster, within), options)
     return _moved(improved, problem.cluster, part)
+
+
+def groups_at(cluster: Cluster, level: LinkLevel) -> list[Positions]:
+    """Return the devices of each group of a level of links."""
+    group_of = device_groups([device.node for device in cluster.devices], level)
+    return [tuple(at for at, own in enumerate(group_of) if own == group) for group in dict.fromkeys(group_of)]
 
 
 def messages_are_short(plan: Plan, options: Options) -> bool:

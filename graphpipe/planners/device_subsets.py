@@ -13,7 +13,7 @@ from math import inf
 from graphpipe.cluster import Cluster
 from graphpipe.cluster.levels import device_groups
 from graphpipe.costs import CostModel
-from graphpipe.planners.cluster_parts import Positions, fastest_on_parts, messages_are_short
+from graphpipe.planners.cluster_parts import Positions, fastest_on_parts, groups_at, messages_are_short
 from graphpipe.planners.problem.limits import FAR, FEW, FEWER, LARGE
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
@@ -71,9 +71,8 @@ def device_subsets(cluster: Cluster) -> list[Positions]:
     subsets: dict[object, Positions] = {}
     divisions, finer = [by_type], list[Positions]()
     for level in cluster.every_level:
-        groups = device_groups([device.node for device in cluster.devices], level)
-        members = [tuple(at for at in everything if groups[at] == group) for group in dict.fromkeys(groups)]
-        inside = [[part for part in finer if groups[part[0]] == group] for group in dict.fromkeys(groups)]
+        members = groups_at(cluster, level)
+        inside = [[part for part in finer if part[0] in group] for group in members]
         divisions += [members, *(parts for parts in inside if len(parts) > 1)]
         finer = members
     for members in divisions:

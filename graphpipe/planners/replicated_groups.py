@@ -12,18 +12,14 @@ from contextlib import suppress
 from dataclasses import replace
 
 from graphpipe.cluster import Cluster
-from graphpipe.cluster.levels import device_groups
 from graphpipe.errors import Infeasible
-from graphpipe.planners.cluster_parts import messages_are_short
+from graphpipe.planners.cluster_parts import Positions, groups_at, messages_are_short
 from graphpipe.planners.problem.options import Options
 from graphpipe.planners.problem.partition import Problem
 from graphpipe.planners.search.search import candidates
 from graphpipe.plans.estimates import least_step_seconds
 from graphpipe.plans.plan import Plan
 from graphpipe.plans.stage import Stage
-
-Group = Sequence[int]
-"""The positions of its devices, ascending."""
 
 
 def with_replicated_groups(problem: Problem, plan: Plan, options: Options) -> Plan:
@@ -46,7 +42,7 @@ def with_replicated_groups(problem: Problem, plan: Plan, options: Options) -> Pl
     return plan
 
 
-def _replicated_plans(problem: Problem, options: Options, groups: Sequence[Group]) -> list[Plan]:
+def _replicated_plans(problem: Problem, options: Options, groups: Sequence[Positions]) -> list[Plan]:
     copies, names = len(groups), [problem.cluster.devices[at].name for at in groups[0]]
     if problem.batch_size % copies or (options.micro_batch or 0) % copies:
         return []
@@ -58,18 +54,16 @@ def _replicated_plans(problem: Problem, options: Options, groups: Sequence[Group
     return [_replicated(plan, problem, groups) for plan in found if len(plan.stages) > 1]
 
 
-def equal_groups(cluster: Cluster) -> Iterator[Sequence[Group]]:
+def equal_groups(cluster: Cluster) -> Iterator[Sequence[Positions]]:
     """Yield the groups of devices of each level of links, if they are several of the same types of devices."""
-    everything = range(len(cluster.devices))
     for level in cluster.every_level:
-        group_of = device_groups([device.node for device in cluster.devices], level)
-        groups = [[at for at in everything if group_of[at] == group] for group in dict.fromkeys(group_of)]
+        groups = groups_at(cluster, level)
         kinds = {tuple(cluster.devices[at].type for at in group) for group in groups}
-        if 1 < len(groups) < len(everything) and len(kinds) == 1:
+        if 1 < len(groups) < len(cluster.devices) and len(kinds) == 1:
             yield groups
 
 
-def _replicated(plan: Plan, problem: Problem, groups: Sequence[Group]) -> Plan:
+def _replicated(plan: Plan, problem: Problem, groups: Sequence[Positions]) -> Plan:
     def over_all(stage: Stage) -> Stage:
         return replace(
             stage,

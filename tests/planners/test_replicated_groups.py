@@ -43,7 +43,7 @@ def test_only_gradients_cross_a_slow_link(schedule: str) -> None:
 
 
 def test_groups_of_a_level_are_equal_and_have_several_devices() -> None:
-    assert list(equal_groups(two_nodes(1.0))) == [[[0, 1], [2, 3]]]
+    assert list(equal_groups(two_nodes(1.0))) == [[(0, 1), (2, 3)]]
     assert list(equal_groups(cluster(4, per_node=4))) == []
     assert list(equal_groups(cluster(4, per_node=1))) == []
     assert list(equal_groups(cluster(5, per_node=2))) == []

@@ -201,7 +201,7 @@ class PartitionSearch:
             if self._is_hopeless(size):
                 continue
             # Beside plans that are fast enough, the nearest miss tells nothing, except to `shortest_chains`.
-            misses = self.most_seconds == np.inf and (small or not ranking.best.estimates)
+            misses = not ranking.best.estimates or (small and self.most_seconds == np.inf)
             loads = StageLoads(table, size, degrees_of(self.problem, size), traffic=traffic)
             ceiling = self._ceiling([ranking])
             if loads.least_bottleneck() > ceiling or (not misses and too_large(self.problem, size)):
