@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
+from itertools import dropwhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
@@ -65,7 +66,7 @@ def first_failure(
 
     1. A rank that raised an error of its own, or whose process ended by itself.
     2. A rank that lost a peer.
-    3. A rank that was stopped because another had failed, or killed because another had hung.
+    3. A rank that was stopped because another had failed, or killed because or after another had hung.
 
     A rank that was stopped before any other ended was not stopped by the launcher. It counts as the first.
 
@@ -86,7 +87,7 @@ def first_failure(
     failures = {rank: _with_noted_error(rank, failure, folder) for rank, failure in failures.items()}
     stopped = _stopped_from_outside(failures, exits)
     aborted = _aborted_by_watchdog(failures, folder)
-    after = [rank for rank in swept if hung and rank in failures and _is_killed(failures[rank])]
+    after = _killed_after(hung, failures, exits, swept)
     levels = {rank: _level(rank, failure) for rank, failure in failures.items()}
     levels |= dict.fromkeys(aborted, 1) | dict.fromkeys(after, 2)
     guilty = {rank for rank in failures if rank == stopped or levels[rank] == 0}
@@ -162,6 +163,16 @@ def _is_aborted(failure: ProcessFailure) -> bool:
 
 def _is_killed(failure: ProcessFailure) -> bool:
     return failure.exitcode == -signal.SIGKILL and not _recorded(failure)
+
+
+def _killed_after(
+    hung: Collection[int], failures: Mapping[int, ProcessFailure], exits: Sequence[int], swept: Collection[int]
+) -> list[int]:
+    # Ranks that were killed because others had hung: by a sweep, or by torch's agent, which may be quicker.
+    causes = {failures[rank].pid for rank in hung if rank in failures}
+    later = {*dropwhile(lambda pid: pid not in causes, exits)} - causes
+    killed = [rank for rank, failure in failures.items() if hung and _is_killed(failure)]
+    return [rank for rank in killed if rank in swept or failures[rank].pid in later]
 
 
 def _waits(rank: int, folder: str | Path) -> bool:
