@@ -40,6 +40,9 @@ OBJECT_COLLECTIVES = {
     "recv_object_list",
 }
 
+WORDS = UNPICKLES | OBJECT_COLLECTIVES | {"load", "package"}
+"""A file without any of them is not parsed, which takes longest."""
+
 
 def test_nothing_is_unpickled() -> None:
     """Check the source of the package. `torch.load` appears as the attribute `load` of the name `torch`.
@@ -47,9 +50,10 @@ def test_nothing_is_unpickled() -> None:
     It may be called with `weights_only=True`, which makes nothing but tensors: checkpoints of torch hold them so.
     """
     for path in PACKAGE.rglob("*.py"):
-        if path == PACKAGE / INERT:
+        text = path.read_text(encoding="utf-8")
+        if path == PACKAGE / INERT or not any(word in text for word in WORDS):
             continue
-        tree = ast.parse(path.read_text())
+        tree = ast.parse(text)
         safe = {
             node.func
             for node in ast.walk(tree)
