@@ -167,12 +167,7 @@ class BestCandidate:
                 return inf
 
         def ranked_of(plan: Plan, limit_seconds: float) -> float:
-            # Where a greedy schedule has been tried too, its small changes serve both.
-            return (
-                self._ranked_greedily(plan, limit_seconds)
-                if self.choice == AUTO
-                else self._ranked_by_rule(plan, choice)
-            )
+            return self._ranked_by_rule(plan, choice)
 
         most = self.effort.improved if refined is None else min(refined, self.effort.improved)
         most = most if any(map(self._trials, plans)) else 1  # If no changes are tried, only the best one is needed.

@@ -196,11 +196,12 @@ def _searched(
         return best
     best = scheduled(best, schedule, evaluate)
     between_sites = len(problem.cluster.every_level) > 2
-    if schedule != AUTO or not effort.exhaustive or (problem.work > SMALL and not between_sites):
+    if schedule != AUTO or not effort.exhaustive or (problem.work > effort.kicked and not between_sites):
         return best
     # Shared devices make some plans the best that are far slower at first: of 20 problems of 5 operators on 3 devices
     # two, by 3 and 5 %. Random changes do so too: a random graph on 12 devices once was 0.2 % behind its own 1F1B.
-    # Between sites, 1F1B has other candidates: inception_v3 was 39 % behind it on four nodes.
+    # Between sites, 1F1B has other candidates: inception_v3 was 39 % behind it on four nodes. Other large problems, on
+    # which `auto` is seldom behind, and by less than 1 %, are compared by a thorough search only.
     most = inf if problem.work <= SMALL else evaluate(best)
     in_order = _options(problem.cluster, settings, AS_PLANNED, effort, evaluate, check_time)
     with suppress(Infeasible):  # Every plan is slower.

@@ -41,7 +41,9 @@ def seconds(plan: Plan) -> float:
     return plan.prediction.step_seconds
 
 
-@pytest.mark.parametrize("model", ["mmt-small", pytest.param("candle-uno-small", marks=pytest.mark.slow), "two-tower-small"])
+@pytest.mark.parametrize(
+    "model", ["mmt-small", pytest.param("candle-uno-small", marks=pytest.mark.slow), "two-tower-small"]
+)
 def test_more_effort_never_gives_a_slower_plan(model: str) -> None:
     quick, normal, thorough = (seconds(planned(model, effort)) for effort in ("quick", "normal", "thorough"))
     assert thorough <= normal <= quick * (1 + 1e-9)

@@ -6,9 +6,12 @@ from bench.search.clusters.clusters import losses, step
 from bench.search.clusters.drawn_case import KINDS, draw_case
 
 
-@pytest.mark.parametrize("seed", [pytest.param(35, marks=pytest.mark.slow), 43])
+@pytest.mark.parametrize("seed", [pytest.param(35, marks=pytest.mark.slow), 43, 44])
 def test_auto_is_not_slower_than_1f1b_where_there_is_much_to_sum_up(seed: int) -> None:
-    """It was 13 % slower: it ranked stages that share devices only under schedules that sum up gradients late."""
+    """It was 13 % slower: it ranked stages that share devices only under schedules that sum up gradients late.
+
+    So it ranked their small changes for 1F1B, which made gpt on 24 devices 0.9 % slower.
+    """
     case = draw_case(seed)
     assert case is not None
     auto, in_order = (step(case, case.cluster, schedule=schedule) for schedule in ("auto", "1f1b"))

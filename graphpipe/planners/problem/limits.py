@@ -125,7 +125,7 @@ class SearchEffort:
     kicked_tasks_in_order: float
     """The same under schedules that do not split backwards, where random changes gain more."""
     kicked: float = SMALL
-    """Work up to which it is."""
+    """Work up to which it is, and up to which `auto` is compared with a search for 1F1B."""
     relaxed: Sequence[float] = RELAXED
     """Multiples of the best target to try."""
     most_hosted: float = inf
@@ -133,7 +133,7 @@ class SearchEffort:
     parts: bool = True
     """Whether parts of the cluster are searched too."""
     exhaustive: bool = True
-    """Whether all partitions of a small graph are searched, and for 1F1B beside `auto`."""
+    """Whether all partitions of a small graph are searched, and `auto` is compared with 1F1B."""
     chains: bool = True
     """Whether DAPPLE's chains are searched, which takes longest and gains least."""
 
