@@ -85,7 +85,7 @@ times the time."""
 
 TINY, SMALL = 64, 500
 """Work up to which all operators may change places, without which 4 of 6 problems lost up to 5.2 %, and up to which
-`auto` is compared with a search for 1F1B, and the best plan is left by random changes. exhaustive: `auto` once ended
+`auto` is compared with a search for 1F1B, and random changes have more time under 1F1B. exhaustive: `auto` once ended
 8 % behind, and small changes alone 11 %."""
 MEDIUM, LARGE = 4_096, 10_000
 """Work up to which chains and intervals of one order are searched exactly, and parts of a cluster. memory: with 2,048,
@@ -123,9 +123,11 @@ class SearchEffort:
     """Tasks of the plans ranked after random changes, from which on the best plan is not left any more. Where devices
     share stages, the tasks of all replicas count, and each plan as `FEW_TASKS` more."""
     kicked_tasks_in_order: float
-    """The same under schedules that do not split backwards, where random changes gain more."""
-    kicked: float = SMALL
-    """Work up to which it is, and up to which `auto` is compared with a search for 1F1B."""
+    """The same under schedules that do not split backwards, where random changes of small problems gain more."""
+    kicked: float
+    """Work up to which it is."""
+    compared: float = SMALL
+    """Work up to which `auto` is compared with a search for 1F1B."""
     relaxed: Sequence[float] = RELAXED
     """Multiples of the best target to try."""
     most_hosted: float = inf
@@ -141,6 +143,10 @@ class SearchEffort:
         """Return how often the best plan of a problem of so much work is left by random changes."""
         return self.kicks if work <= self.kicked else 0
 
+    def kicked_tasks_for(self, work: int, *, splits_backward: bool) -> float:
+        """Return the tasks of the plans ranked after random changes, from which on there are no more."""
+        return self.kicked_tasks if splits_backward or work > SMALL else self.kicked_tasks_in_order
+
 
 QUICK = SearchEffort(
     candidates=2,
@@ -153,6 +159,7 @@ QUICK = SearchEffort(
     kicks=0,
     kicked_tasks=0,
     kicked_tasks_in_order=0,
+    kicked=0,
     relaxed=RELAXED[1:2],
     most_hosted=1,
     parts=False,
@@ -171,12 +178,15 @@ NORMAL = SearchEffort(
     kicks=10,
     kicked_tasks=60_000,
     kicked_tasks_in_order=1_000_000,
+    kicked=1_000,
 )
-"""clusters: with 60,000 tasks under every schedule, random changes made 27 steps of 90 shorter, by 0.6 % in the mean of
-all and 14 % at most, in 1.7 times the time. Without a limit it was 38 steps, 0.9 % and 3.3 times. But 12 steps under
-1F1B were 1 to 18 % longer than without a limit, and with 1,000,000 nearly all changes end. Of 19 problems, steps became
-longer with 6 candidates by 0.07 % (1.2 % at worst), with 8 ranked plans by 0.22 % (4.2 %), and with 4 folds by 0.30 %
-(4.2 %). With 2 searched plans, dlrm on 32 devices lost 0.02 % (figure6)."""
+"""clusters: with 60,000 tasks under every schedule, random changes made 27 steps of 90 shorter, by 0.6 % in the mean
+of all and 14 % at most, in 1.7 times the time. Without a limit it was 38 steps, 0.9 % and 3.3 times. But 12 steps
+under 1F1B were 1 to 18 % longer than without a limit, and with 1,000,000 nearly all changes end. Random changes of
+work above 500 made 13 steps of 70 shorter, by 0.5 % in the mean of all and 16 % at most, in 1.3 times the time. Above
+1,000, dlrm on 32 devices took 2.7 times as long. Of 19 problems, steps became longer with 6 candidates by 0.07 % (1.2
+% at worst), with 8 ranked plans by 0.22 % (4.2 %), and with 4 folds by 0.30 % (4.2 %). With 2 searched plans, dlrm on
+32 devices lost 0.02 % (figure6)."""
 THOROUGH = SearchEffort(
     candidates=24,
     ranked=32,
@@ -189,6 +199,7 @@ THOROUGH = SearchEffort(
     kicked_tasks=300_000,
     kicked_tasks_in_order=3_000_000,
     kicked=inf,
+    compared=inf,
 )
 """Two to four times the limits of normal. Not measured."""
 EFFORTS: Mapping[str, tuple[SearchEffort, ...]] = {

@@ -36,7 +36,7 @@ def with_random_changes(problem: Problem, plan: Plan, options: Options) -> Plan:
     if not kicks or options.scheduled is None or options.in_a_v or decides(plan):
         return plan
     spent, effort = _Spent(options.ranked), options.effort
-    most = effort.kicked_tasks if options.splits_backward else effort.kicked_tasks_in_order
+    most = effort.kicked_tasks_for(problem.work, splits_backward=options.splits_backward)
     search, start = _Search(problem, replace(options, ranked=spent)), as_planned(problem, plan)
     affordable = takewhile(lambda _: spent.tasks < most, range(kicks))
     best = iterated(start, options.ranked(start, inf), affordable, search.climbed, search.changes)[1]
