@@ -184,9 +184,9 @@ NORMAL = SearchEffort(
 of all and 14 % at most, in 1.7 times the time. Without a limit it was 38 steps, 0.9 % and 3.3 times. But 12 steps
 under 1F1B were 1 to 18 % longer than without a limit, and with 1,000,000 nearly all changes end. Random changes of
 work above 500 made 13 steps of 70 shorter, by 0.5 % in the mean of all and 16 % at most, in 1.3 times the time. Above
-1,000, dlrm on 32 devices took 2.7 times as long. Of 19 problems, steps became longer with 6 candidates by 0.07 % (1.2
-% at worst), with 8 ranked plans by 0.22 % (4.2 %), and with 4 folds by 0.30 % (4.2 %). With 2 searched plans, dlrm on
-32 devices lost 0.02 % (figure6)."""
+1,000, dlrm on 32 devices took 2.7 times as long. Of 19 problems, steps became longer with 6 candidates by 0.07 %
+(1.2 % at worst), with 8 ranked plans by 0.22 % (4.2 %), and with 4 folds by 0.30 % (4.2 %). With 2 searched plans,
+dlrm on 32 devices lost 0.02 % (figure6)."""
 THOROUGH = SearchEffort(
     candidates=24,
     ranked=32,
