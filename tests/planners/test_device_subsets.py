@@ -105,7 +105,7 @@ def test_devices_anywhere_in_the_cluster_may_be_left_out() -> None:
     # The fast devices come last, so the positions of a plan for them are not its positions in the cluster.
     cluster = cluster_of({"slow": ["slow"] * 4, "fast": ["fast"] * 4})
     graph = model_of("dlrm")
-    plan = gp.plan(graph, gp.estimate(graph, cluster), cluster, batch_size=512)
+    plan = gp.plan(graph, gp.estimate(graph, cluster), cluster, batch_size=512, stages_per_device=1)
     assert plan.used_devices == (4, 5, 6, 7)
     part = cluster.only([device.name for device in cluster.devices[4:]])
     moved = tuple(replace(stage, devices=tuple(device - 4 for device in stage.devices)) for stage in plan.stages)

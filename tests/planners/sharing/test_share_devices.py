@@ -139,7 +139,7 @@ def test_more_stages_on_a_device_are_never_slower(seed: int) -> None:
     """For mmt on 16 devices under `auto`, the plan with at most 4 stages took 706 ms, that with at most 2 only 692."""
     problem = random_problem(seed, ops=7, devices=3, batch_size=12)
     steps = [step_seconds(planned(problem, most, "auto")) for most in (1, 2, 3, 4, 5)]
-    assert steps == sorted(steps, reverse=True)
+    assert all(more <= fewer * (1 + 1e-12) for fewer, more in pairwise(steps))
 
 
 def test_memory_of_all_stages_of_a_device_counts() -> None:
