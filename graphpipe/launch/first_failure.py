@@ -66,7 +66,7 @@ def first_failure(
 
     1. A rank that raised an error of its own, or whose process ended by itself.
     2. A rank that lost a peer.
-    3. A rank that was stopped because another had failed, or killed because or after another had hung.
+    3. A rank that was stopped because another had failed, or killed after another had hung.
 
     A rank that was stopped before any other ended was not stopped by the launcher. It counts as the first.
 
@@ -85,9 +85,10 @@ def first_failure(
         after_work: all ranks had done their work before.
     """
     failures = {rank: _with_noted_error(rank, failure, folder) for rank, failure in failures.items()}
-    stopped = _stopped_from_outside(failures, exits)
+    ended = _in_order(failures, exits)
+    stopped = _stopped_from_outside(failures, ended)
     aborted = _aborted_by_watchdog(failures, folder)
-    after = _killed_after(hung, failures, exits, swept)
+    after = _killed_after(hung, failures, ended, swept)
     levels = {rank: _level(rank, failure) for rank, failure in failures.items()}
     levels |= dict.fromkeys(aborted, 1) | dict.fromkeys(after, 2)
     guilty = {rank for rank in failures if rank == stopped or levels[rank] == 0}
@@ -99,7 +100,7 @@ def first_failure(
     )
     rank = order[0]
     failure, seen = failures[rank], read_status(folder, rank)
-    silent = limit_passed and rank in guilty and not _recorded(failure) and _ended_after(rank, aborted, failures, exits)
+    silent = limit_passed and rank in guilty and not _recorded(failure) and _ended_after(rank, aborted, ended)
     return RankFailed(
         rank,
         hung.get(rank) or (_describe_silence(failure) if silent else _describe(failure, aborted=rank in aborted)),
@@ -140,9 +141,14 @@ def _with_noted_error(rank: int, failure: ProcessFailure, folder: str | Path) ->
     return noted
 
 
-def _stopped_from_outside(failures: Mapping[int, ProcessFailure], exits: Sequence[int]) -> int | None:
+def _in_order(failures: Mapping[int, ProcessFailure], exits: Sequence[int]) -> list[int]:
+    # The ranks in the order in which they ended, as far as it is known.
     ranks = {failure.pid: rank for rank, failure in failures.items()}
-    first = next((ranks[pid] for pid in exits if pid in ranks), None)
+    return [ranks[pid] for pid in exits if pid in ranks]
+
+
+def _stopped_from_outside(failures: Mapping[int, ProcessFailure], ended: Sequence[int]) -> int | None:
+    first = next(iter(ended), None)
     stopped = first is not None and failures[first].exitcode == -signal.SIGTERM and not _recorded(failures[first])
     return first if stopped else None
 
@@ -166,13 +172,12 @@ def _is_killed(failure: ProcessFailure) -> bool:
 
 
 def _killed_after(
-    hung: Collection[int], failures: Mapping[int, ProcessFailure], exits: Sequence[int], swept: Collection[int]
+    hung: Collection[int], failures: Mapping[int, ProcessFailure], ended: Sequence[int], swept: Collection[int]
 ) -> list[int]:
     # Ranks that were killed because others had hung: by a sweep, or by torch's agent, which may be quicker.
-    causes = {failures[rank].pid for rank in hung if rank in failures}
-    later = {*dropwhile(lambda pid: pid not in causes, exits)} - causes
+    later = {*dropwhile(lambda rank: rank not in hung, ended)} - {*hung}
     killed = [rank for rank, failure in failures.items() if hung and _is_killed(failure)]
-    return [rank for rank in killed if rank in swept or failures[rank].pid in later]
+    return [rank for rank in killed if rank in swept or rank in later]
 
 
 def _waits(rank: int, folder: str | Path) -> bool:
@@ -192,13 +197,11 @@ def _silent(failures: Mapping[int, ProcessFailure], aborted: Collection[int], fo
     return {*others} if len(others) == 1 else set()
 
 
-def _ended_after(
-    rank: int, aborted: Collection[int], failures: Mapping[int, ProcessFailure], exits: Sequence[int]
-) -> bool:
+def _ended_after(rank: int, aborted: Collection[int], ended: Sequence[int]) -> bool:
     # A rank that died before others gave up was not silent.
-    place = {pid: position for position, pid in enumerate(exits)}
-    before = [place.get(failures[other].pid, -1) for other in aborted]
-    return not before or place.get(failures[rank].pid, -1) > min(before)
+    place = {each: position for position, each in enumerate(ended)}
+    before = [place.get(other, -1) for other in aborted]
+    return not before or place.get(rank, -1) > min(before)
 
 
 def _level(rank: int, failure: ProcessFailure) -> int:

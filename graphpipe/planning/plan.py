@@ -196,7 +196,7 @@ def _searched(
         return best
     best = scheduled(best, schedule, evaluate)
     between_sites = len(problem.cluster.every_level) > 2
-    if schedule != AUTO or not effort.exhaustive or (problem.work > effort.compared and not between_sites):
+    if schedule != AUTO or not effort.compared or (problem.work > effort.compared and not between_sites):
         return best
     # Shared devices make some plans the best that are far slower at first: of 20 problems of 5 operators on 3 devices
     # two, by 3 and 5 %. Random changes do so too: a random graph on 12 devices once was 0.2 % behind its own 1F1B.

@@ -125,9 +125,9 @@ class SearchEffort:
     kicked_tasks_in_order: float
     """The same under schedules that do not split backwards, where random changes of small problems gain more."""
     kicked: float
-    """Work up to which it is."""
+    """Work up to which it is left."""
     compared: float = SMALL
-    """Work up to which `auto` is compared with a search for 1F1B."""
+    """Work up to which `auto` is compared with a search for 1F1B; between sites, any work. 0: never."""
     relaxed: Sequence[float] = RELAXED
     """Multiples of the best target to try."""
     most_hosted: float = inf
@@ -135,7 +135,7 @@ class SearchEffort:
     parts: bool = True
     """Whether parts of the cluster are searched too."""
     exhaustive: bool = True
-    """Whether all partitions of a small graph are searched, and `auto` is compared with 1F1B."""
+    """Whether all partitions of a small graph are searched."""
     chains: bool = True
     """Whether DAPPLE's chains are searched, which takes longest and gains least."""
 
@@ -144,7 +144,7 @@ class SearchEffort:
         return self.kicks if work <= self.kicked else 0
 
     def kicked_tasks_for(self, work: int, *, splits_backward: bool) -> float:
-        """Return the tasks of the plans ranked after random changes, from which on there are no more."""
+        """Return the tasks of the plans ranked after random changes, after which these end."""
         return self.kicked_tasks if splits_backward or work > SMALL else self.kicked_tasks_in_order
 
 
@@ -160,6 +160,7 @@ QUICK = SearchEffort(
     kicked_tasks=0,
     kicked_tasks_in_order=0,
     kicked=0,
+    compared=0,
     relaxed=RELAXED[1:2],
     most_hosted=1,
     parts=False,

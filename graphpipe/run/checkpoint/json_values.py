@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from graphpipe.errors import InvalidInput
+from graphpipe.run.checkpoint.safetensors_files import dtype_name
 
 _INFINITE = ("-infinity", "infinity")
 
@@ -28,7 +29,7 @@ def to_json_value(value: object, where: str) -> Any:
     if isinstance(value, Tensor) and value.numel() == 1:
         return value.item()
     if isinstance(value, torch.dtype):
-        return _name_of(value)
+        return dtype_name(value)
     if isinstance(value, Mapping):
         items = cast("Mapping[Any, object]", value).items()
         return {str(key): to_json_value(item, f"{where}, {key}") for key, item in items}
@@ -40,7 +41,7 @@ def to_json_value(value: object, where: str) -> Any:
 
 def tensor_to_json(tensor: Tensor) -> dict[str, Any]:
     """Return a small tensor with its dtype, for where no tensor tells its type when it is read."""
-    return {"tensor": tensor.tolist(), "dtype": _name_of(tensor.dtype)}
+    return {"tensor": tensor.tolist(), "dtype": dtype_name(tensor.dtype)}
 
 
 def tensor_of_json(value: Any, device: torch.device) -> Any:
@@ -79,10 +80,6 @@ def with_types_of(current: Any, saved: Any) -> Any:
             items[key] = with_types_of(own, item)
         return Counter(items) if isinstance(current, Counter) else items
     return saved
-
-
-def _name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _dtype_of(name: object) -> torch.dtype:

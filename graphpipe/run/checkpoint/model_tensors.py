@@ -87,7 +87,9 @@ class ModelTensors:
         Raises:
             InvalidInput: names the first tensor that is missing on one side, or that differs in shape or dtype.
         """
-        own = whole_forms({name: (dtype_name(tensor), tuple(tensor.shape)) for name, tensor in self.whole.items()})
+        own = whole_forms(
+            {name: (dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in self.whole.items()}
+        )
         own = {name: (dtype, self.shapes.get(name, shape)) for name, (dtype, shape) in own.items()}
         saved = whole_forms({name: (tensor.dtype, tensor.shape) for name, tensor in manifest.tensors.items()})
         for name, form in own.items():

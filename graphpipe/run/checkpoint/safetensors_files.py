@@ -13,9 +13,9 @@ from graphpipe.run.checkpoint.manifest import TensorEntry
 from graphpipe.run.tensor_files.tensor_file import Seen, forms_of, unseen, write_file
 
 
-def dtype_name(tensor: Tensor) -> str:
-    """Return the name of a tensor's dtype in the manifest: `float32`."""
-    return str(tensor.dtype).removeprefix("torch.")
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype in the files of a checkpoint: `float32`."""
+    return str(dtype).removeprefix("torch.")
 
 
 def cpu_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -40,7 +40,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], seen: Seen = unseen
     """
     write_file(path, forms_of(tensors), tensors.values(), seen)
     return {
-        name: TensorEntry(file=path.name, dtype=dtype_name(tensor), shape=tuple(tensor.shape))
+        name: TensorEntry(file=path.name, dtype=dtype_name(tensor.dtype), shape=tuple(tensor.shape))
         for name, tensor in tensors.items()
     }
 
@@ -67,7 +67,7 @@ def read_tensors(checkpoint: Path, entries: Mapping[str, TensorEntry]) -> dict[s
 
 
 def _check(tensor: Tensor, entry: TensorEntry, where: str) -> None:
-    shape, dtype = tuple(tensor.shape), dtype_name(tensor)
+    shape, dtype = tuple(tensor.shape), dtype_name(tensor.dtype)
     if (shape, dtype) != (entry.shape, entry.dtype):
         raise CheckpointCorrupt(
             f"is {dtype}{list(shape)}, the manifest says {entry.dtype}{list(entry.shape)}", where=where
