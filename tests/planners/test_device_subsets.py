@@ -87,17 +87,18 @@ def test_auto_is_not_slower_than_1f1b_between_sites() -> None:
 
 
 @pytest.mark.parametrize("model", ["dlrm", pytest.param("candle-uno", marks=pytest.mark.slow)])
-def test_a_plan_is_not_slower_than_one_for_a_node_of_its_own(model) -> None:
+@pytest.mark.parametrize("most", [1, pytest.param(None, marks=pytest.mark.slow)])
+def test_a_plan_is_not_slower_than_one_for_a_node_of_its_own(model, most) -> None:
     # dlrm took 76.5 ms on two nodes over 1 Gb/s, and 53.2 ms on one of them: at most three devices were left out.
     cluster = cluster_of({"a": ["slow"] * 4, "b": ["slow"] * 4})
     graph = model_of(model)
-    # If devices host several stages, dlrm is faster on both nodes.
-    plan = gp.plan(graph, gp.estimate(graph, cluster), cluster, batch_size=512, stages_per_device=1)
+    plan = gp.plan(graph, gp.estimate(graph, cluster), cluster, batch_size=512, stages_per_device=most)
     node = cluster.only([device.name for device in cluster.devices[:4]])
-    alone = gp.plan(graph, gp.estimate(graph, node), node, batch_size=512, stages_per_device=1)
+    alone = gp.plan(graph, gp.estimate(graph, node), node, batch_size=512, stages_per_device=most)
     assert seconds(plan) <= seconds(alone)
     verify(plan, build_schedule(plan))
-    assert plan.used_devices == (0, 1, 2, 3)
+    # Devices that host several stages make dlrm faster on both nodes. With one stage on each, one node is faster.
+    assert most is None or plan.used_devices == (0, 1, 2, 3)
 
 
 @pytest.mark.slow
